@@ -1,0 +1,210 @@
+"""A positional encoding: five hooks in the order the data meets them, each the identity by default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from adapos.layout import Layout
+from adapos.pairs import Pairs
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model that an encoding may need."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int = 0  # 0: as many as heads
+    head_width: int = 0  # 0: width / heads
+
+    def __init__(
+        self, layers: int, width: int, heads: int, kv_heads: int | None = None, head_width: int | None = None
+    ) -> None:
+        kv_heads = heads if kv_heads is None else kv_heads
+        sizes = {"layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads}
+        if head_width is not None:
+            sizes["head_width"] = head_width
+        for name, size in sizes.items():
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"{name} ({size!r}) must be a whole number of at least 1")
+        if heads % kv_heads:
+            raise ValueError(f"heads ({heads}) must be a multiple of kv_heads ({kv_heads})")
+        if head_width is None:
+            if width % heads:
+                raise ValueError(f"width ({width}) must be a multiple of heads ({heads}), or give head_width")
+            head_width = width // heads
+        for name, size in (sizes | {"head_width": head_width}).items():
+            object.__setattr__(self, name, size)
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """The new tokens of one layer. k, v and extra are cached; every extra has its tokens on axis 2."""
+
+    x: Tensor  # (B, T, C), what the layer's projections read
+    q: Tensor  # (B, H, T, D)
+    k: Tensor  # (B, G, T, D)
+    v: Tensor  # (B, G, T, E)
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def but(self, **changes: Any) -> Tokens:
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """All tokens so far, cached ones first."""
+
+    k: Tensor  # (B, G, S, D)
+    v: Tensor  # (B, G, S, E)
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What an encoding declares of itself; the contract verifies each."""
+
+    relative: bool = True  # a shift of all ids changes nothing
+    cacheable: bool = True  # a decoding step equals one pass
+    causal_only: bool = False
+    longest: int | None = None  # positions lie below this
+    because: str = ""  # why something above is not promised
+
+    def __and__(self, other: Promises) -> Promises:
+        limits = [limit for limit in (self.longest, other.longest) if limit is not None]
+        return Promises(
+            relative=self.relative and other.relative,
+            cacheable=self.cacheable and other.cacheable,
+            causal_only=self.causal_only or other.causal_only,
+            longest=min(limits, default=None),
+            because="; ".join(reason for reason in (self.because, other.because) if reason),
+        )
+
+
+class PositionalEncoding(nn.Module):
+    """One encoding for a whole model, told the layer by an int.
+
+    `x` is (B, T, C), `pos` (B, T) integers, `state` whatever `begin` made. Parameters of the constructor after
+    `shape` are kept as attributes of the same names, so that the encoding's spec can be written down again.
+    """
+
+    name = ""
+    promises = Promises()
+
+    # what an encoding does, so that a composition that makes no sense is refused when it is built
+    renumbers = False  # begin replaces the ids
+    rotates = False  # tokens turns queries and keys
+    biases = False  # pairs holds a bias
+    mixes = False  # pairs holds a mix
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+
+    @property
+    def travels(self) -> bool:
+        """Whether the state changes from layer to layer."""
+        base, own = PositionalEncoding, type(self)
+        return own.after_attention is not base.after_attention or own.after_mlp is not base.after_mlp
+
+    def beside(self, others: Sequence[PositionalEncoding]) -> None:
+        """Told once, when built, which encodings it is composed with."""
+
+    def begin(self, x: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Any]:
+        """Once, before the first layer."""
+        return x, pos, None
+
+    def tokens(self, layer: int, t: Tokens, pos: Tensor, state: Any) -> Tokens:
+        """A function of each token alone; what it returns is cached."""
+        return t
+
+    def pairs(self, layer: int, q: Tensor, keys: Keys, layout: Layout) -> Pairs:
+        """A function of a query and the keys it sees, described as data."""
+        return Pairs()
+
+    def after_attention(self, layer: int, out: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """out (B, H, T, E) as attention returned it."""
+        return out, state
+
+    def after_mlp(self, layer: int, x: Tensor, y: Tensor, state: Any) -> Any:
+        """x entered the MLP, y left it, before its residual."""
+        return state
+
+
+class Compose(PositionalEncoding):
+    """`a + b`: runs the hooks of its parts in turn and adds their pairs."""
+
+    def __init__(self, parts: Sequence[PositionalEncoding]) -> None:
+        super().__init__(parts[0].shape)
+        self.parts = nn.ModuleList(parts)
+        for trait, doing in (("rotates", "rotate queries and keys"), ("mixes", "mix scores"), ("renumbers", "renumber tokens")):
+            names = [part.name for part in parts if getattr(part, trait)]
+            if len(names) > 1:
+                raise ValueError(f"{' and '.join(names)} both {doing}; an encoding may hold only one of them")
+        for part in parts:
+            if [other.name for other in parts].count(part.name) > 1:
+                raise ValueError(f"{part.name} appears twice; name it once")
+        for part in parts:
+            part.beside([other for other in parts if other is not part])
+
+    def __iter__(self) -> Iterator[PositionalEncoding]:
+        return iter(self.parts)  # type: ignore[arg-type]
+
+    @property
+    def promises(self) -> Promises:  # type: ignore[override]
+        first, *rest = [part.promises for part in self]
+        for promises in rest:
+            first = first & promises
+        return first
+
+    @property
+    def travels(self) -> bool:
+        return any(part.travels for part in self)
+
+    @property
+    def biases(self) -> bool:  # type: ignore[override]
+        return any(part.biases for part in self)
+
+    @property
+    def rotates(self) -> bool:  # type: ignore[override]
+        return any(part.rotates for part in self)
+
+    @property
+    def mixes(self) -> bool:  # type: ignore[override]
+        return any(part.mixes for part in self)
+
+    @property
+    def renumbers(self) -> bool:  # type: ignore[override]
+        return any(part.renumbers for part in self)
+
+    def begin(self, x: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Any]:
+        state: dict[int, Any] = {}
+        # new ids first, wherever the part stands: the others must all read the same
+        for index, part in sorted(enumerate(self), key=lambda item: not item[1].renumbers):
+            x, pos, state[index] = part.begin(x, pos)
+        return x, pos, [state[index] for index in range(len(state))]
+
+    def tokens(self, layer: int, t: Tokens, pos: Tensor, state: Any) -> Tokens:
+        for part, own in zip(self, state, strict=True):
+            t = part.tokens(layer, t, pos, own)
+        return t
+
+    def pairs(self, layer: int, q: Tensor, keys: Keys, layout: Layout) -> Pairs:
+        total = Pairs()
+        for part in self:
+            total = total + part.pairs(layer, q, keys, layout)
+        return total
+
+    def after_attention(self, layer: int, out: Tensor, state: Any) -> tuple[Tensor, Any]:
+        state = list(state)
+        for index, part in enumerate(self):
+            out, state[index] = part.after_attention(layer, out, state[index])
+        return out, state
+
+    def after_mlp(self, layer: int, x: Tensor, y: Tensor, state: Any) -> Any:
+        return [part.after_mlp(layer, x, y, own) for part, own in zip(self, state, strict=True)]

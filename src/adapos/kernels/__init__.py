@@ -1,0 +1,68 @@
+"""Attention over any Pairs: `attend`, and `explain`, which says which backend can run a call and why others cannot.
+
+A backend reads the types of the terms, the device, dtypes and widths, and answers None or one sentence
+saying why not. `auto` takes the first that does not refuse; a named backend that refuses raises.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from adapos.kernels.call import Backend, Call
+from adapos.kernels.reference import Reference
+from adapos.kernels.sdpa import Sdpa
+from adapos.kernels.tiled import Tiled
+from adapos.layout import Layout
+from adapos.pairs import Pairs
+
+# in the order of preference
+BACKENDS: tuple[Backend, ...] = (Sdpa(), Tiled(), Reference())
+
+__all__ = ["BACKENDS", "Backend", "Call", "attend", "choose", "explain"]
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    pairs: Pairs = Pairs(),  # noqa: B008  (frozen)
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    backend: str = "auto",
+) -> Tensor:
+    """softmax(pairs(scale q.k)) v -> (B, H, T, E).
+
+    q (B, H, T, D), k (B, G, S, D), v (B, G, S, E); G divides H. `scale` is 1 / sqrt(D) unless given. A query
+    that sees nothing gets zeros.
+    """
+    call = Call.checked(q, k, v, layout, pairs, scale, dropout)
+    return choose(call, backend)(call)
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    pairs: Pairs = Pairs(),  # noqa: B008  (frozen)
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> list[tuple[str, str | None]]:
+    """Each backend in the order of preference, with None or the reason why it cannot run the call."""
+    call = Call.checked(q, k, v, layout, pairs, scale, dropout)
+    return [(backend.name, backend.refuses(call)) for backend in BACKENDS]
+
+
+def choose(call: Call, backend: str = "auto") -> Backend:
+    if backend == "auto":
+        return next(candidate for candidate in BACKENDS if candidate.refuses(call) is None)
+    for candidate in BACKENDS:
+        if candidate.name == backend:
+            reason = candidate.refuses(call)
+            if reason is not None:
+                raise ValueError(f"backend {backend!r} cannot run this call: {reason}")
+            return candidate
+    raise ValueError(f"no backend is called {backend!r}; there are auto, {', '.join(b.name for b in BACKENDS)}")

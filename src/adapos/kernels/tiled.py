@@ -1,0 +1,104 @@
+"""Portable: tiles with a recomputing backward, every Pairs, every device, memory linear in length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from adapos.kernels import tiles
+from adapos.kernels.call import Call
+from adapos.kernels.reference import attention, gathered
+from adapos.kernels.threads import deal, spread
+from adapos.pairs import wide
+
+SCORES = 2**21  # numbers in the scores of one tile of whole rows
+
+
+class Tiled:
+    name = "tiled"
+
+    def refuses(self, call: Call) -> str | None:
+        return None
+
+    @torch.compiler.disable
+    def __call__(self, call: Call) -> Tensor:
+        with torch.autocast(call.q.device.type, enabled=False):
+            if tiles.suits(call):
+                return tiles.run(call)
+            seed = int(torch.randint(2**62, ())) if call.dropout else 0
+            if call.differentiable:
+                out: Tensor = _Rows.apply(call, seed, call.q, call.k, call.v, *call.pairs.tensors())
+                return out
+            return forward(call, seed)
+
+
+def cuts(call: Call) -> list[slice]:
+    """The query rows in tiles of whole rows."""
+    size = max(1, SCORES // (call.layout.batch * call.heads * call.layout.keys))
+    return [slice(i, min(i + size, call.layout.queries)) for i in range(0, call.layout.queries, size)]
+
+
+def attended(call: Call, rows: slice, seed: int) -> Tensor:
+    """The output (B, H, t, E) of some rows, reading only keys that one of them sees."""
+    layout = call.layout
+    keys = min(layout.start + rows.stop, layout.keys) if layout.causal else layout.keys
+    q = wide(call.q[:, :, rows]) * call.scale
+    weights = attention(q, call.k[:, :, :keys], layout.first(keys), call.pairs, rows)
+    if call.dropout:
+        # the same draw again when the backward pass recomputes the tile
+        generator = torch.Generator(weights.device).manual_seed(seed + rows.start)
+        kept = torch.rand(weights.shape, generator=generator, device=weights.device) >= call.dropout
+        weights = weights * kept / (1 - call.dropout)
+    return gathered(weights, call.v[:, :, :keys]).to(call.v.dtype)
+
+
+def forward(call: Call, seed: int) -> Tensor:
+    out = call.v.new_empty(*call.q.shape[:3], call.v.shape[-1])
+
+    def work(share: list[slice]) -> None:
+        with torch.no_grad():
+            for rows in share:
+                out[:, :, rows] = attended(call, rows, seed)
+
+    spread(work, deal(cuts(call), lambda rows: rows.stop, call.q.device))
+    return out
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, seed: int, *tensors: Tensor) -> Tensor:
+        ctx.given = call, seed
+        ctx.save_for_backward(*tensors)
+        return forward(call, seed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        call, seed = ctx.given
+        tensors = [x.detach() for x in ctx.saved_tensors]
+        needed = [i for i, needs in enumerate(ctx.needs_input_grad[2:]) if needs]
+
+        def work(share: list[slice]) -> list[Tensor]:
+            totals = [torch.zeros_like(tensors[i], dtype=wide(tensors[i]).dtype) for i in needed]
+            for rows in share:
+                own = [x.requires_grad_(i in needed) if x.is_floating_point() else x for i, x in enumerate(x.detach() for x in tensors)]
+                with torch.enable_grad():
+                    here = Call(own[0], own[1], own[2], call.layout, call.pairs.holding(own[3:]), call.scale, call.dropout)
+                    out = attended(here, rows, seed)
+                found = torch.autograd.grad(out, [own[i] for i in needed], grad[:, :, rows], allow_unused=True)
+                for total, part in zip(totals, found, strict=True):
+                    if part is not None:
+                        total += part
+            return totals
+
+        first, *rest = spread(work, deal(cuts(call), lambda rows: rows.stop, grad.device))
+        for other in rest:
+            for mine, theirs in zip(first, other, strict=True):
+                mine += theirs
+        result: list[Tensor | None] = [None] * len(tensors)
+        for i, total in zip(needed, first, strict=True):
+            result[i] = total.to(tensors[i].dtype)
+        return None, None, *result

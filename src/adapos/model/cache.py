@@ -1,0 +1,134 @@
+"""What decoding keeps: k, v and every extra per layer, positions and documents once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from adapos.encoding import Keys, Tokens
+from adapos.layout import PADDING, Layout
+
+
+class Cache:
+    """Tokens seen so far. `length` counts them; it moves on only when a whole pass has succeeded.
+
+    Buffers grow by doubling, so that a step copies its own tokens and nothing else. While gradients are
+    recorded tensors are joined instead, for a buffer that is written again cannot be differentiated.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._layers: dict[int, dict[str, Tensor]] = {}
+        self._pos: Tensor | None = None  # (B, S)
+        self._doc: Tensor | None = None  # (B, S)
+        self._plain = True  # ids 0, 1, 2... and one document in every row
+        self._dense: Layout | None = None  # the last layout given out that keeps it so
+
+    def __len__(self) -> int:
+        return self.length
+
+    def layout(
+        self,
+        batch: int,
+        length: int,
+        pos: Tensor | None = None,
+        doc: Tensor | None = None,
+        *,
+        device: torch.device | str | None = None,
+        window: int | None = None,
+    ) -> Layout:
+        """Where `length` new tokens are, behind those in the cache."""
+        if self._pos is not None and self._pos.shape[0] != batch:
+            raise ValueError(f"the cache holds a batch of {self._pos.shape[0]} and the new tokens are {batch}; start a new Cache")
+        if self._plain and pos is None and doc is None:
+            self._dense = Layout.dense(batch, length, cached=self.length, device=device, window=window)
+            return self._dense
+        if doc is None and self._doc is not None:
+            # a row goes on with its last document
+            doc = self._doc.amax(1, keepdim=True).clamp(min=0).expand(-1, length)
+        if doc is None:
+            doc = torch.zeros(batch, length, dtype=torch.long, device=device)
+        k_doc = doc if self._doc is None else torch.cat([self._doc, doc], dim=1)
+        if self._doc is None and self.length:
+            k_doc = torch.cat([doc.new_zeros(batch, self.length), doc], dim=1)
+        if pos is None:
+            pos = self._following(k_doc, length)
+        k_pos = pos if self._pos is None else torch.cat([self._pos, pos], dim=1)
+        return Layout(pos, k_pos, doc, k_doc, start=self.length, window=window)
+
+    def _following(self, k_doc: Tensor, length: int) -> Tensor:
+        """Ids that go on counting in each document."""
+        new = k_doc[:, k_doc.shape[1] - length :]
+        same = new[:, :, None] == k_doc[:, None, : self.length]  # (B, T, S before)
+        if self._pos is None:
+            base = torch.zeros_like(new)
+        else:
+            base = torch.where(same, self._pos[:, None], -1).amax(-1) + 1
+        earlier = torch.ones(length, length, dtype=torch.bool, device=new.device).tril(-1)
+        count = ((new[:, :, None] == new[:, None]) & earlier).sum(-1)
+        return (base + count).masked_fill(new == PADDING, 0)
+
+    def append(self, layer: int, t: Tokens) -> Keys:
+        """All tokens of a layer, the new ones last. They stay only if `commit` follows."""
+        new = {"k": t.k, "v": t.v, **{f"extra.{name}": x for name, x in t.extra.items()}}
+        old = self._layers.get(layer)
+        if old is not None and old.keys() != new.keys():
+            raise ValueError(f"the cache holds {', '.join(old)} and the layer now gives {', '.join(new)}; start a new Cache")
+        kept = {name: self._joined(None if old is None else old[name], x, name) for name, x in new.items()}
+        self._layers[layer] = kept
+        whole = {name: x[:, :, : self.length + t.k.shape[2]] for name, x in kept.items()}
+        return Keys(whole.pop("k"), whole.pop("v"), {name.removeprefix("extra."): x for name, x in whole.items()})
+
+    def _joined(self, old: Tensor | None, new: Tensor, name: str) -> Tensor:
+        """A buffer (B, ., S or more, ...) whose first tokens are the cached and the new ones."""
+        end = self.length + new.shape[2]
+        if old is None:
+            return new
+        if (old.shape[:2], old.shape[3:]) != (new.shape[:2], new.shape[3:]) or old.dtype != new.dtype or old.device != new.device:
+            raise ValueError(
+                f"the cache holds {name} as {tuple(old.shape)} {old.dtype} on {old.device} and the new tokens are "
+                f"{tuple(new.shape)} {new.dtype} on {new.device}; start a new Cache"
+            )
+        if torch.is_grad_enabled() and (new.requires_grad or old.requires_grad):
+            return torch.cat([old[:, :, : self.length], new], dim=2)
+        if old.shape[2] < end or old.requires_grad:
+            grown = old.new_empty(*old.shape[:2], 2 * end, *old.shape[3:])
+            grown[:, :, : self.length] = old[:, :, : self.length]
+            old = grown
+        old[:, :, self.length : end] = new
+        return old
+
+    def commit(self, layout: Layout) -> None:
+        """The pass over the new tokens of `layout` is done: they belong to the cache."""
+        self._plain = layout is self._dense
+        self._pos, self._doc = layout.k_pos, layout.k_doc
+        self.length = layout.keys
+
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"the cache holds {self.length} tokens and cannot be cropped to {length}")
+        self.length = length
+        self._pos = None if self._pos is None else self._pos[:, :length]
+        self._doc = None if self._doc is None else self._doc[:, :length]
+        if length == 0:
+            self.__init__()  # type: ignore[misc]
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order: beams are reordered so."""
+        self._layers = {layer: {name: x[rows] for name, x in kept.items()} for layer, kept in self._layers.items()}
+        if self._pos is not None:
+            self._pos = self._pos[:1].expand(len(rows), -1) if self._plain else self._pos[rows]
+        self._doc = None if self._doc is None else self._doc[rows]
+
+    @property
+    def bytes(self) -> int:
+        """What the cached tokens take, without the room to grow."""
+        return sum(x[:, :, : self.length].numel() * x.element_size() for kept in self._layers.values() for x in kept.values())
+
+    @property
+    def tensors(self) -> Mapping[int, Mapping[str, Tensor]]:
+        """The cached tokens of each layer, by name."""
+        return {layer: {name: x[:, :, : self.length] for name, x in kept.items()} for layer, kept in self._layers.items()}

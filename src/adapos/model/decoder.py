@@ -1,0 +1,168 @@
+"""A decoder in one sitting: pre-norm blocks that call the five hooks of an encoding and know nothing of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from adapos.encoding import PositionalEncoding, Shape
+from adapos.layout import Layout, count
+from adapos.model.cache import Cache
+from adapos.model.layer import Attention, allowed, begun
+from adapos.registry import build, one_of, spec
+
+
+class Swiglu(nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = (
+            nn.Linear(width, hidden, bias=False),
+            nn.Linear(width, hidden, bias=False),
+            nn.Linear(hidden, width, bias=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Gelu(nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, shape: Shape, index: int, hidden: int, mlp: str, backend: str, dropout: float) -> None:
+        super().__init__()
+        self.index = index
+        self.before_attention = nn.RMSNorm(shape.width, eps=1e-5)
+        self.attention = Attention(shape, index, backend, dropout)
+        self.before_mlp = nn.RMSNorm(shape.width, eps=1e-5)
+        self.mlp = Swiglu(shape.width, hidden) if mlp == "swiglu" else Gelu(shape.width, hidden)
+
+    def forward(
+        self, x: Tensor, encoding: PositionalEncoding, layout: Layout, state: Any, cache: Cache | None
+    ) -> tuple[Tensor, Any]:
+        y, state = self.attention(self.before_attention(x), encoding, layout, state, cache)
+        x = x + y
+        h = self.before_mlp(x)
+        y = self.mlp(h)
+        return x + y, encoding.after_mlp(self.index, h, y, state)
+
+
+class Decoder(nn.Module):
+    """logits = decoder(tokens), (B, T) -> (B, T, vocabulary).
+
+    `hidden` is the width of the MLP (8/3 of the width for swiglu, 4 times for gelu). All positional
+    parameters are under `encoding.*`.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        shape: Shape,
+        encoding: str | PositionalEncoding = "rope",
+        *,
+        hidden: int | None = None,
+        mlp: str = "swiglu",
+        tied: bool = True,
+        dropout: float = 0.0,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        one_of("Decoder", "mlp", mlp, ("swiglu", "gelu"))
+        if vocabulary < 1:
+            raise ValueError(f"vocabulary ({vocabulary}) must be at least 1")
+        if hidden is None:
+            hidden = 4 * shape.width if mlp == "gelu" else 8 * ((8 * shape.width // 3 + 7) // 8)
+        self.shape, self.vocabulary = shape, vocabulary
+        self.embedding = nn.Embedding(vocabulary, shape.width)
+        self.blocks = nn.ModuleList(Block(shape, i, hidden, mlp, backend, dropout) for i in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.width, eps=1e-5)
+        self.head = nn.Linear(shape.width, vocabulary, bias=False)
+        self.apply(self._start)
+        for name, weight in self.named_parameters():
+            # what is added to the stream shrinks with the number of additions
+            if name.endswith(("attention.out.weight", "mlp.down.weight")):
+                nn.init.normal_(weight, std=0.02 / (2 * shape.layers) ** 0.5)
+        if tied:
+            self.head.weight = self.embedding.weight
+        # last, so that encodings drawing more or fewer random numbers leave all other weights as they are
+        self.encoding = build(encoding, shape) if isinstance(encoding, str) else encoding
+        if self.encoding.shape != shape:
+            raise ValueError(f"the encoding was built for {self.encoding.shape} and the decoder is {shape}; build it for the same")
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        pos: Tensor | None = None,
+        doc: Tensor | None = None,
+        cache: Cache | None = None,
+        causal: bool = True,
+        window: int | None = None,
+    ) -> Tensor:
+        """`pos` (B, T) are ids of your own, `doc` (B, T) the document of each token, -1 for padding.
+
+        With a cache the tokens follow those in it. Without ids each document counts 0, 1, 2...
+        """
+        layout = self.layout(tokens, pos, doc, cache, causal, window)
+        allowed(self.encoding, layout, cache)
+        x, layout, state = begun(self.encoding, self.embedding(tokens), layout)
+        for block in self.blocks:
+            x, state = block(x, self.encoding, layout, state, cache)
+        if cache is not None:
+            cache.commit(layout)
+        return self.head(self.norm(x))
+
+    def layout(
+        self, tokens: Tensor, pos: Tensor | None, doc: Tensor | None, cache: Cache | None, causal: bool, window: int | None
+    ) -> Layout:
+        if tokens.ndim != 2 or 0 in tokens.shape:
+            raise ValueError(f"tokens must have shape (batch, length) with at least one of each, not {tuple(tokens.shape)}")
+        if tokens.is_floating_point() or tokens.dtype == torch.bool:
+            raise ValueError(f"tokens must be integers, not {tokens.dtype}")
+        for name, ids in (("pos", pos), ("doc", doc)):
+            if ids is not None and ids.shape != tokens.shape:
+                raise ValueError(f"{name} must have the shape of tokens, {tuple(tokens.shape)}, not {tuple(ids.shape)}")
+        batch, length = tokens.shape
+        if cache is not None:
+            if not causal:
+                raise ValueError("a cache is for causal attention: with causal=False earlier tokens would see later ones")
+            return cache.layout(batch, length, pos, doc, device=tokens.device, window=window)
+        if pos is None and doc is None:
+            return Layout.dense(batch, length, device=tokens.device, causal=causal, window=window)
+        if pos is None:
+            assert doc is not None
+            pos = count(doc)
+        return Layout(pos, pos, doc, doc, causal=causal, window=window)
+
+    @torch.no_grad()
+    def generate(self, tokens: Tensor, new: int, *, doc: Tensor | None = None, temperature: float = 0.0) -> Tensor:
+        """`tokens` (B, T) and `new` more, decoded with a cache; greedy at temperature 0. `doc` marks padding with -1."""
+        if new < 0:
+            raise ValueError(f"new ({new}) must be at least 0")
+        cache = Cache()
+        logits = self(tokens, doc=doc, cache=cache)[:, -1]
+        for _ in range(new):
+            if temperature > 0:
+                chosen = torch.multinomial((logits / temperature).softmax(-1), 1)
+            else:
+                chosen = logits.argmax(-1, keepdim=True)
+            tokens = torch.cat([tokens, chosen], dim=1)
+            logits = self(chosen, cache=cache)[:, -1]
+        return tokens
+
+    @staticmethod
+    def _start(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+
+    def extra_repr(self) -> str:
+        return f"encoding={spec(self.encoding)!r}"

@@ -1,0 +1,103 @@
+"""One layer of self-attention that calls the hooks of an encoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from adapos.encoding import Keys, PositionalEncoding, Shape, Tokens
+from adapos.kernels import attend
+from adapos.layout import Layout
+from adapos.model.cache import Cache
+from adapos.registry import build, spec
+
+
+class Attention(nn.Module):
+    """Projections, the encoding's hooks in their order, attention. `index` is the layer's number."""
+
+    def __init__(self, shape: Shape, index: int, backend: str = "auto", dropout: float = 0.0) -> None:
+        super().__init__()
+        self.shape, self.index, self.backend, self.dropout = shape, index, backend, dropout
+        self.q = nn.Linear(shape.width, shape.heads * shape.head_width, bias=False)
+        self.k = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=False)
+        self.v = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=False)
+        self.out = nn.Linear(shape.heads * shape.head_width, shape.width, bias=False)
+
+    def forward(
+        self, x: Tensor, encoding: PositionalEncoding, layout: Layout, state: Any, cache: Cache | None = None
+    ) -> tuple[Tensor, Any]:
+        width = (-1, self.shape.head_width)
+        q, k, v = (project(x).unflatten(-1, width).transpose(1, 2) for project in (self.q, self.k, self.v))  # (B, ., T, D)
+        t = encoding.tokens(self.index, Tokens(x, q, k, v), layout.q_pos, state)
+        keys = Keys(t.k, t.v, t.extra) if cache is None else cache.append(self.index, t)
+        pairs = encoding.pairs(self.index, t.q, keys, layout)
+        dropout = self.dropout if self.training else 0.0
+        out = attend(t.q, keys.k, keys.v, layout, pairs, dropout=dropout, backend=self.backend)
+        out, state = encoding.after_attention(self.index, out, state)
+        return self.out(out.transpose(1, 2).flatten(2)), state
+
+
+class SelfAttention(nn.Module):
+    """Self-attention for a model of your own: `y = layer(x)`, x and y of shape (batch, tokens, width).
+
+    Give `layout` for padding, packing or ids of your own, `cache` to decode. Encodings whose state travels
+    through the layers need a Decoder. An encoding that adds to embeddings adds to this layer's input.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        encoding: str = "kerple + dape",
+        kv_heads: int | None = None,
+        *,
+        head_width: int | None = None,
+        dropout: float = 0.0,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        shape = Shape(layers=1, width=width, heads=heads, kv_heads=kv_heads, head_width=head_width)
+        self.encoding = build(encoding, shape)
+        if self.encoding.travels:
+            raise ValueError(f"the state of {encoding!r} travels from layer to layer, and SelfAttention is one layer; use adapos.model.Decoder")
+        self.attention = Attention(shape, 0, backend, dropout)
+
+    def forward(self, x: Tensor, layout: Layout | None = None, *, causal: bool = True, cache: Cache | None = None) -> Tensor:
+        if x.ndim != 3 or x.shape[2] != self.attention.shape.width:
+            raise ValueError(f"x must have shape (batch, tokens, {self.attention.shape.width}), not {tuple(x.shape)}")
+        if layout is not None and cache is not None:
+            raise ValueError("give a layout or a cache, not both: the cache knows where the new tokens are")
+        batch, length = x.shape[:2]
+        if cache is not None:
+            layout = cache.layout(batch, length, device=x.device)
+        elif layout is None:
+            layout = Layout.dense(batch, length, causal=causal, device=x.device)
+        allowed(self.encoding, layout, cache)
+        x, layout, state = begun(self.encoding, x, layout)
+        out, _ = self.attention(x, self.encoding, layout, state, cache)
+        if cache is not None:
+            cache.commit(layout)
+        return out
+
+    def extra_repr(self) -> str:
+        return f"encoding={spec(self.encoding)!r}"
+
+
+def allowed(encoding: PositionalEncoding, layout: Layout, cache: Cache | None) -> None:
+    """Refuse what the encoding does not promise, before anything is computed."""
+    promises = encoding.promises
+    if cache is not None and not promises.cacheable:
+        raise ValueError(f"{spec(encoding)!r} cannot decode with a cache: {promises.because}")
+    if promises.causal_only and not layout.causal:
+        raise ValueError(f"{spec(encoding)!r} is for causal attention only: {promises.because}")
+
+
+def begun(encoding: PositionalEncoding, x: Tensor, layout: Layout) -> tuple[Tensor, Layout, Any]:
+    """The first hook, and the layout with the ids that it chose."""
+    x, pos, state = encoding.begin(x, layout.q_pos)
+    if pos is not layout.q_pos:
+        if layout.keys != layout.queries:
+            raise ValueError(f"{spec(encoding)!r} renumbers tokens, which cannot be done once some are cached")
+        layout = Layout(pos, pos, layout.q_doc, layout.k_doc, causal=layout.causal, window=layout.window)
+    return x, layout, state
