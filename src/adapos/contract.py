@@ -69,7 +69,7 @@ class Report:
         return "\n".join(lines)
 
 
-class Exempt(Exception):
+class Exempt(Exception):  # noqa: N818  (no error)
     """The encoding declares that it does not promise this, with its reason."""
 
 
@@ -112,7 +112,9 @@ class Subject:
         return length if longest is None else min(length, longest)
 
 
-def check(encoding: str | PositionalEncoding | type[PositionalEncoding] | Callable[[Shape], PositionalEncoding]) -> Report:
+def check(
+    encoding: str | PositionalEncoding | type[PositionalEncoding] | Callable[[Shape], PositionalEncoding],
+) -> Report:
     """Put an encoding through the contract: a spec, a class, a function of a Shape, or one already built."""
     shape = Shape(layers=2, width=32, heads=4)
     if isinstance(encoding, str):
@@ -126,7 +128,9 @@ def check(encoding: str | PositionalEncoding | type[PositionalEncoding] | Callab
         name = getattr(encoding, "name", "") or getattr(encoding, "__name__", repr(encoding))
         subject = Subject(encoding, shape, fixed=False)
     else:
-        raise ValueError(f"check takes a spec, an encoding, its class or a function of a Shape, not {type(encoding).__name__}")
+        raise ValueError(
+            f"check takes a spec, an encoding, its class or a function of a Shape, not {type(encoding).__name__}"
+        )
     with torch.random.fork_rng(devices=[]):
         return Report(name, tuple(_judged(subject, promise) for promise in CHECKS))
 
@@ -147,7 +151,7 @@ def _judged(subject: Subject, promise: Callable[[Subject], float]) -> Finding:
 def _apart(a: Tensor, b: Tensor) -> float:
     if a.shape != b.shape or not bool(a.isfinite().all() and b.isfinite().all()):
         return math.inf
-    return float((a - b).abs().max() / b.abs().max().clamp(min=1.0))
+    return float(((a - b).abs().max() / b.abs().max().clamp(min=1.0)).detach())
 
 
 def _text(batch: int, length: int, seed: int = 2) -> Tensor:
@@ -155,17 +159,17 @@ def _text(batch: int, length: int, seed: int = 2) -> Tensor:
     return torch.randint(VOCABULARY, (batch, length), generator=generator)
 
 
-def _jumps(batch: int, length: int, below: int) -> Tensor:
+def _jumps(tokens: Tensor, below: int) -> Tensor:
     """Ids that rise by 1 to 3 from different starts."""
     generator = torch.Generator().manual_seed(3)
-    steps = torch.randint(1, 4, (batch, length), generator=generator)
-    return (steps.cumsum(1) + torch.arange(batch)[:, None]).clamp(max=below - 1)
+    steps = torch.randint(1, 4, tokens.shape, generator=generator)
+    return (steps.cumsum(1) + torch.arange(len(tokens))[:, None]).clamp(max=below - 1)
 
 
 @torch.no_grad()
 def _in_chunks(decoder: Decoder, tokens: Tensor, pos: Tensor | None = None) -> Tensor:
-    cache, parts, sizes = Cache(), [], (7, 1, 1, 20, 3)
-    begin = 0
+    parts: list[Tensor] = []
+    cache, sizes, begin = Cache(), (7, 1, 1, 20, 3), 0
     while begin < tokens.shape[1]:
         end = min(begin + sizes[len(parts) % len(sizes)], tokens.shape[1])
         parts.append(decoder(tokens[:, begin:end], pos=None if pos is None else pos[:, begin:end], cache=cache))
@@ -195,7 +199,7 @@ def ids(subject: Subject) -> float:
     """arbitrary ids, decoded with a cache, equal one pass"""
     _cacheable(subject)
     decoder, tokens = subject.decoder(), _text(2, subject.room(40))
-    pos = _jumps(*tokens.shape, below=subject.promises.longest or 2**30)
+    pos = _jumps(tokens, subject.promises.longest or 2**30)
     with torch.no_grad():
         return _apart(_in_chunks(decoder, tokens, pos), decoder(tokens, pos=pos))
 
@@ -313,7 +317,9 @@ class _Layer:
         if tokens != keys:
             raise AssertionError("a layer is checked over tokens that are queries and keys at once")
         x = draw(layout.batch, keys, shape.width)
-        q, k, v = (draw(layout.batch, heads, keys, shape.head_width) for heads in (shape.heads, shape.kv_heads, shape.kv_heads))
+        q, k, v = (
+            draw(layout.batch, heads, keys, shape.head_width) for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
+        )
         begun_x, layout, state = begun(encoding, x, layout)
         t = encoding.tokens(0, Tokens(begun_x, q, k, v), layout.q_pos, state)
         pairs = encoding.pairs(0, t.q, Keys(t.k, t.v, t.extra), layout)
@@ -366,7 +372,9 @@ def blind(subject: Subject) -> float:
     for backend in BACKENDS:
         if backend.refuses(layer.call) is not None:
             continue
-        out, found = layer.run(backend.name, torch.ones(layer.call.q.shape[:3] + layer.call.v.shape[-1:], dtype=torch.float64))
+        out, found = layer.run(
+            backend.name, torch.ones(layer.call.q.shape[:3] + layer.call.v.shape[-1:], dtype=torch.float64)
+        )
         dead = out.transpose(1, 2)[doc == PADDING]
         finite = all(bool(g.isfinite().all()) for g in found)
         worst = max(worst, float(dead.abs().max()) if finite and bool(dead.isfinite().all()) else math.inf)

@@ -142,7 +142,11 @@ class Compose(PositionalEncoding):
     def __init__(self, parts: Sequence[PositionalEncoding]) -> None:
         super().__init__(parts[0].shape)
         self.parts = nn.ModuleList(parts)
-        for trait, doing in (("rotates", "rotate queries and keys"), ("mixes", "mix scores"), ("renumbers", "renumber tokens")):
+        for trait, doing in (
+            ("rotates", "rotate queries and keys"),
+            ("mixes", "mix scores"),
+            ("renumbers", "renumber tokens"),
+        ):
             names = [part.name for part in parts if getattr(part, trait)]
             if len(names) > 1:
                 raise ValueError(f"{' and '.join(names)} both {doing}; an encoding may hold only one of them")

@@ -140,7 +140,11 @@ class Layout:
             return None if x is None else x.to(device)
 
         return replace(
-            self, q_pos=self.q_pos.to(device), k_pos=self.k_pos.to(device), q_doc=move(self.q_doc), k_doc=move(self.k_doc)
+            self,
+            q_pos=self.q_pos.to(device),
+            k_pos=self.k_pos.to(device),
+            q_doc=move(self.q_doc),
+            k_doc=move(self.k_doc),
         )
 
     def _validate(self) -> None:
@@ -149,7 +153,9 @@ class Layout:
             if ids is None:
                 continue
             if ids.dtype in (torch.bool,) or ids.is_floating_point() or ids.is_complex():
-                raise ValueError(f"{name} must hold integers, not {ids.dtype}; positions stay integers, cast with .long()")
+                raise ValueError(
+                    f"{name} must hold integers, not {ids.dtype}; positions stay integers, cast with .long()"
+                )
             if ids.ndim != 2:
                 raise ValueError(f"{name} must have shape (batch, tokens), not {tuple(ids.shape)}")
             if ids.shape[0] < 1 or ids.shape[1] < 1:
@@ -162,9 +168,13 @@ class Layout:
             raise ValueError("q_doc and k_doc come together: give both or neither")
         for pos, doc, name in ((self.q_pos, self.q_doc, "q_doc"), (self.k_pos, self.k_doc, "k_doc")):
             if doc is not None and doc.shape != pos.shape:
-                raise ValueError(f"{name} has shape {tuple(doc.shape)} and its positions {tuple(pos.shape)}; they must agree")
+                raise ValueError(
+                    f"{name} has shape {tuple(doc.shape)} and its positions {tuple(pos.shape)}; they must agree"
+                )
         if self.queries > self.keys:
-            raise ValueError(f"there are more queries ({self.queries}) than keys ({self.keys}); every query is also a key")
+            raise ValueError(
+                f"there are more queries ({self.queries}) than keys ({self.keys}); every query is also a key"
+            )
         if self.window is not None and self.window < 1:
             raise ValueError(f"window ({self.window}) must be at least 1: a query sees itself")
 

@@ -28,11 +28,15 @@ def register(name: str, *aliases: str) -> Callable[[E], E]:
             taken = REGISTRY.get(ALIASES.get(word, word))
             # the same class again is a module that was reloaded
             if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
-                raise ValueError(f"the name {word!r} is taken by {taken.__module__}.{taken.__qualname__}; choose another")
+                raise ValueError(
+                    f"the name {word!r} is taken by {taken.__module__}.{taken.__qualname__}; choose another"
+                )
         cls.name = name
         for parameter in list(inspect.signature(cls).parameters.values())[1:]:
             if parameter.default is parameter.empty:
-                raise ValueError(f"{name}: parameter {parameter.name!r} needs a default, so that the name alone builds it")
+                raise ValueError(
+                    f"{name}: parameter {parameter.name!r} needs a default, so that the name alone builds it"
+                )
         REGISTRY[name] = cls
         ALIASES.update(dict.fromkeys(aliases, name))
         return cls
@@ -65,7 +69,7 @@ def spec(encoding: PositionalEncoding) -> str:
     if isinstance(encoding, Compose):
         return " + ".join(spec(part) for part in encoding)
     if REGISTRY.get(encoding.name) is not type(encoding):
-        raise ValueError(f"{type(encoding).__name__} has no spec: put @adapos.register(\"its_name\") above the class")
+        raise ValueError(f'{type(encoding).__name__} has no spec: put @adapos.register("its_name") above the class')
     given = []
     for name, default in parameters(type(encoding)).items():
         if not hasattr(encoding, name):
@@ -97,10 +101,13 @@ def _read(node: ast.expr, spec: str) -> tuple[str, dict[str, Any]]:
     arguments: list[ast.keyword] = []
     if isinstance(node, ast.Call):
         if node.args:
-            raise ValueError(f"parameters are given by name, as in 'dape(kernel=3)'; {ast.unparse(node)!r} gives one without")
-        node, arguments = node.func, node.keywords
+            text = ast.unparse(node)
+            raise ValueError(f"parameters are given by name, as in 'dape(kernel=3)'; {text!r} gives one without")
+        arguments = node.keywords
+        node = node.func
     if not isinstance(node, ast.Name):
-        raise ValueError(f"the spec {spec!r} must be names joined by +, as in 'kerple + dape'; {ast.unparse(node)!r} is no name")
+        text = ast.unparse(node)
+        raise ValueError(f"the spec {spec!r} must be names joined by +, as in 'kerple + dape'; {text!r} is no name")
     given = {}
     for argument in arguments:
         try:

@@ -13,7 +13,10 @@ from adapos.registry import at_least, register
 
 @register("cope")
 class ContextualPositions(PositionalEncoding):
-    """logit = s_ij + q_i . e[n_ij], n_ij = sum of sigmoid(s_il) over j <= l <= i, e interpolated and cut at `positions`."""
+    """logit = s_ij + q_i . e[n_ij], n_ij = sum of sigmoid(s_il) over j <= l <= i.
+
+    e is interpolated between whole positions and cut at `positions`.
+    """
 
     mixes = True
     promises = Promises(causal_only=True, because="gates are counted from the key up to the query")

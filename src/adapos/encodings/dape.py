@@ -1,4 +1,4 @@
-"""DAPE: an MLP over the scores and biases of all heads. Zheng et al. 2024, arXiv 2405.14722, eq. 3; V2: arXiv 2410.04798."""
+"""DAPE: an MLP over scores and biases of all heads. Zheng et al. 2024, arXiv 2405.14722, eq. 3; V2: 2410.04798."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class Dape(PositionalEncoding):
     def beside(self, others: Sequence[PositionalEncoding]) -> None:
         biased = any(other.biases for other in others)
         if self.form == "bias" and not biased:
-            raise ValueError("dape: form='bias' reads the bias of an encoding beside it, and there is none; write 'kerple + dape(form=\"bias\")'")
+            raise ValueError(
+                "dape: form='bias' reads the bias of an encoding beside it, and there is none; "
+                "write 'kerple + dape(form=\"bias\")'"
+            )
         if biased and self.form in ("residual", "concat"):
             self._make(2 * self.shape.heads)
 

@@ -50,7 +50,7 @@ class T5(PositionalEncoding):
 
 @register("alibi")
 class Alibi(PositionalEncoding):
-    """bias[h, i, j] = -slope_h |i - j|. Press et al. 2021, arXiv 2108.12409, section 3. `learned` slopes start there."""
+    """bias[h, i, j] = -slope_h |i - j|. Press et al. 2021, arXiv 2108.12409, section 3. `learned` starts there."""
 
     biases = True
 
@@ -64,13 +64,17 @@ class Alibi(PositionalEncoding):
     def pairs(self, layer: int, q: Tensor, keys: Keys, layout: Layout) -> Pairs:
         distance = layout.distances()
         kind = wide(q).dtype
-        slope = wide(self.slope[layer]) if self.learned else torch.tensor(slopes(self.shape.heads), dtype=kind, device=q.device)
+        slope = (
+            wide(self.slope[layer])
+            if self.learned
+            else torch.tensor(slopes(self.shape.heads), dtype=kind, device=q.device)
+        )
         return Pairs((DistanceTable(-slope[:, None] * distance.abs().to(slope.dtype), zero=layout.ahead),))
 
 
 @register("kerple")
 class Kerple(PositionalEncoding):
-    """log: bias[h, i, j] = -p_h log(1 + a_h |i - j|); power: -a_h |i - j|^p_h. Chi et al. 2022, arXiv 2205.09921, eq. 7.
+    """bias[h, i, j] = -p_h log(1 + a_h |i - j|), or -a_h |i - j|^p_h. Chi et al. 2022, arXiv 2205.09921, eq. 7.
 
     p and a are learned per layer and head and kept from 0.01 up (for power, p up to 2).
     """
@@ -98,9 +102,9 @@ class Kerple(PositionalEncoding):
 
 @register("fire")
 class FirePositions(PositionalEncoding):
-    """bias[h, i, j] = MLP(psi(|i - j|) / psi(max(i, L)))_h, psi(x) = log(1 + |c x|). Li et al. 2023, arXiv 2310.04418, eq. 7.
+    """bias[h, i, j] = MLP(psi(|i - j|) / psi(max(i, L)))_h. Li et al. 2023, arXiv 2310.04418, eq. 7.
 
-    c and L are learned per layer, as is the MLP of `width` rectified units.
+    psi(x) = log(1 + |c x|). c and L are learned per layer, as is the MLP of `width` rectified units.
     """
 
     biases = True

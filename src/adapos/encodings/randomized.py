@@ -26,7 +26,9 @@ class Randomized(PositionalEncoding):
     def promises(self) -> Promises:  # type: ignore[override]
         if not self.training:
             return Promises()
-        return Promises(cacheable=False, relative=False, because="ids are drawn anew at each training step: call .eval() to decode")
+        return Promises(
+            cacheable=False, relative=False, because="ids are drawn anew at each training step: call .eval() to decode"
+        )
 
     def begin(self, x: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Any]:
         if not self.training:

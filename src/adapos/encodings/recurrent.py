@@ -30,7 +30,9 @@ class Xl(PositionalEncoding):
     def beside(self, others: Sequence[PositionalEncoding]) -> None:
         for other in others:
             if other.rotates:
-                raise ValueError(f"xl compares keys with a vector of its own, and {other.name} turns them; keep one of the two")
+                raise ValueError(
+                    f"xl compares keys with a vector of its own, and {other.name} turns them; keep one of the two"
+                )
 
     def pairs(self, layer: int, q: Tensor, keys: Keys, layout: Layout) -> Pairs:
         scale = self.shape.head_width**-0.5

@@ -33,12 +33,23 @@ class Schedule:
         if trained is not None:
             at_least(name, "trained", trained, 1)
         elif schedule in ("dynamic", "yarn"):
-            raise ValueError(f"{name}: schedule {schedule!r} needs the trained length, as in {name}(schedule={schedule!r}, factor=4.0, trained=2048)")
+            raise ValueError(
+                f"{name}: schedule {schedule!r} needs the trained length, as in "
+                f"{name}(schedule={schedule!r}, factor=4.0, trained=2048)"
+            )
         if schedule == "none" and factor != 1.0:
-            raise ValueError(f"{name}: factor ({factor}) does nothing without a schedule; name one of {', '.join(SCHEDULES[1:])}")
+            raise ValueError(
+                f"{name}: factor ({factor}) does nothing without a schedule; name one of {', '.join(SCHEDULES[1:])}"
+            )
         if schedule in ("ntk", "dynamic") and width < 4:
             raise ValueError(f"{name}: schedule {schedule!r} needs a head_width of at least 4, not {width}")
-        self.width, self.base, self.schedule, self.factor, self.trained = width, float(base), schedule, float(factor), trained
+        self.width, self.base, self.schedule, self.factor, self.trained = (
+            width,
+            float(base),
+            schedule,
+            float(factor),
+            trained,
+        )
 
     @property
     def promises(self) -> Promises:

@@ -85,7 +85,7 @@ class Tape(PositionalEncoding):
         return x, pos, state[:, None].expand(-1, self.shape.kv_heads, -1, -1)  # (B, G, T, D)
 
     def _features(self, state: Tensor) -> Tensor:
-        """z_i . z_j = (1 + floor + mean over m > 0 of cos((p_i - p_j) w_m)) / 2, between floor / 2 and 1 + floor / 2."""
+        """z_i . z_j = (1 + mean over m > 0 of cos((p_i - p_j) w_m)) / 2 + floor: never below the floor."""
         half = self.shape.head_width // 2
         size = state.new_full((half,), math.sqrt(0.5 / max(half - 1, 1)))
         real, imaginary = state.chunk(2, dim=-1)

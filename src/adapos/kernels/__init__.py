@@ -1,7 +1,7 @@
 """Attention over any Pairs: `attend`, and `explain`, which says which backend can run a call and why others cannot.
 
 A backend reads the types of the terms, the device, dtypes and widths, and answers None or one sentence
-saying why not. `auto` takes the first that does not refuse; a named backend that refuses raises.
+saying why not. `auto` takes the best-ranked that does not refuse; a named backend that refuses raises.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from adapos.kernels.tiled import Tiled
 from adapos.layout import Layout
 from adapos.pairs import Pairs
 
-# in the order of preference
 BACKENDS: tuple[Backend, ...] = (Sdpa(), Tiled(), Reference())
 
-__all__ = ["BACKENDS", "Backend", "Call", "attend", "choose", "explain"]
+__all__ = ["BACKENDS", "Backend", "Call", "attend", "choose", "explain", "ranked"]
 
 
 def attend(
@@ -53,12 +52,16 @@ def explain(
 ) -> list[tuple[str, str | None]]:
     """Each backend in the order of preference, with None or the reason why it cannot run the call."""
     call = Call.checked(q, k, v, layout, pairs, scale, dropout)
-    return [(backend.name, backend.refuses(call)) for backend in BACKENDS]
+    return [(backend.name, backend.refuses(call)) for backend in ranked(call)]
+
+
+def ranked(call: Call) -> list[Backend]:
+    return sorted(BACKENDS, key=lambda backend: backend.rank(call))
 
 
 def choose(call: Call, backend: str = "auto") -> Backend:
     if backend == "auto":
-        return next(candidate for candidate in BACKENDS if candidate.refuses(call) is None)
+        return next(candidate for candidate in ranked(call) if candidate.refuses(call) is None)
     for candidate in BACKENDS:
         if candidate.name == backend:
             reason = candidate.refuses(call)

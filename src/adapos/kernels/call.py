@@ -47,19 +47,27 @@ class Call:
             if 0 in x.shape:
                 raise ValueError(f"{name} of shape {tuple(x.shape)} is empty; every size must be at least 1")
             if x.dtype != q.dtype:
-                raise ValueError(f"q, k and v must share a dtype, and {name} is {x.dtype} beside q of {q.dtype}; cast them to one")
+                raise ValueError(
+                    f"q, k and v must share a dtype, and {name} is {x.dtype} beside q of {q.dtype}; cast them to one"
+                )
             if x.device != q.device:
-                raise ValueError(f"q, k and v must be on one device, and {name} is on {x.device} beside q on {q.device}; move them")
+                raise ValueError(
+                    f"q, k and v must be on one device, and {name} is on {x.device} beside q on {q.device}; move them"
+                )
             if x.shape[0] != q.shape[0]:
                 raise ValueError(f"q, k and v must share a batch, and {name} has {x.shape[0]} beside q of {q.shape[0]}")
         if k.shape[:3] != v.shape[:3]:
-            raise ValueError(f"k and v must agree in heads and tokens: k has {tuple(k.shape[1:3])} and v {tuple(v.shape[1:3])}")
+            raise ValueError(
+                f"k and v must agree in heads and tokens: k has {tuple(k.shape[1:3])} and v {tuple(v.shape[1:3])}"
+            )
         if q.shape[3] != k.shape[3]:
             raise ValueError(f"q and k must share a width: q has {q.shape[3]} and k {k.shape[3]}")
         if q.shape[1] % k.shape[1]:
             raise ValueError(f"heads ({q.shape[1]}) must be a multiple of kv_heads ({k.shape[1]})")
         if not isinstance(layout, Layout):
-            raise ValueError(f"layout must be an adapos.Layout, not {type(layout).__name__}; Layout.dense(batch, length) makes one")
+            raise ValueError(
+                f"layout must be an adapos.Layout, not {type(layout).__name__}; Layout.dense(batch, length) makes one"
+            )
         sizes = (q.shape[0], q.shape[2], k.shape[2])
         if sizes != (layout.batch, layout.queries, layout.keys):
             raise ValueError(
@@ -67,11 +75,15 @@ class Call:
                 f"and q, k have batch {sizes[0]}, {sizes[1]} queries and {sizes[2]} keys"
             )
         if layout.q_pos.device != q.device:
-            raise ValueError(f"the layout is on {layout.q_pos.device} and q on {q.device}; call layout.to({str(q.device)!r})")
+            raise ValueError(
+                f"the layout is on {layout.q_pos.device} and q on {q.device}; call layout.to({str(q.device)!r})"
+            )
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout ({dropout}) must be at least 0 and below 1")
         if not isinstance(pairs, Pairs):
-            raise ValueError(f"pairs must be an adapos.Pairs, not {type(pairs).__name__}; an encoding's pairs() makes one")
+            raise ValueError(
+                f"pairs must be an adapos.Pairs, not {type(pairs).__name__}; an encoding's pairs() makes one"
+            )
         for term in pairs.terms:
             check_term(term, q, k)
         if isinstance(pairs.mix, HeadMix):
@@ -84,6 +96,9 @@ class Backend(Protocol):
 
     def refuses(self, call: Call) -> str | None:
         """None, or one sentence saying why it cannot run this call."""
+
+    def rank(self, call: Call) -> int:
+        """How good a choice it is where it can run; the least is taken."""
 
     def __call__(self, call: Call) -> Tensor: ...
 
@@ -102,10 +117,15 @@ def check_term(term: Term, q: Tensor, k: Tensor) -> None:
 
 def check_channels(mix: HeadMix, heads: int, *, biased: bool) -> None:
     if mix.form == "bias" and not biased:
-        raise ValueError("HeadMix of form 'bias' reads a bias, and these pairs hold none; add one or choose another form")
+        raise ValueError(
+            "HeadMix of form 'bias' reads a bias, and these pairs hold none; add one or choose another form"
+        )
     want = mix.channels(heads, biased)
     if mix.w_in.shape[1] != want:
         beside = "with a bias" if biased else "without a bias"
-        raise ValueError(f"HeadMix of form {mix.form!r} {beside} reads {want} channels for {heads} heads, and w_in has {mix.w_in.shape[1]}")
+        raise ValueError(
+            f"HeadMix of form {mix.form!r} {beside} reads {want} channels for {heads} heads, "
+            f"and w_in has {mix.w_in.shape[1]}"
+        )
     if mix.kernel % 2 == 0:
         raise ValueError(f"HeadMix needs an odd kernel, and w_in has {mix.kernel} taps")

@@ -17,6 +17,9 @@ class Reference:
     def refuses(self, call: Call) -> str | None:
         return None
 
+    def rank(self, call: Call) -> int:
+        return 3
+
     def __call__(self, call: Call) -> Tensor:
         with torch.autocast(call.q.device.type, enabled=False):
             weights = attention(wide(call.q) * call.scale, call.k, call.layout, call.pairs)

@@ -25,10 +25,14 @@ class Sdpa:
         if not call.differentiable:
             return None
         if call.pairs.bias:
-            return f"{type(call.pairs.bias[0]).__name__} would be kept for the backward pass, in memory quadratic in length"
+            bias = type(call.pairs.bias[0]).__name__
+            return f"{bias} would be kept for the backward pass, in memory quadratic in length"
         if not self._maskless(call):
             return "the mask of this layout would be kept for the backward pass, in memory quadratic in length"
         return None
+
+    def rank(self, call: Call) -> int:
+        return 1
 
     def __call__(self, call: Call) -> Tensor:
         q, k, v = call.q, call.k, call.v
@@ -65,5 +69,12 @@ class Sdpa:
 def fused(q: Tensor, k: Tensor, v: Tensor, call: Call, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     with sdpa_kernel(FUSED):
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=call.dropout, is_causal=causal, scale=call.scale, enable_gqa=call.groups != call.heads
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=call.dropout,
+            is_causal=causal,
+            scale=call.scale,
+            enable_gqa=call.groups != call.heads,
         )

@@ -22,9 +22,23 @@ _size = 0
 _lock = Lock()
 
 
-def deal(jobs: Sequence[Job], cost: Callable[[Job], float], device: torch.device) -> list[list[Job]]:
-    """One share of the jobs for each thread, the dearest first to whoever has the least."""
-    workers = torch.get_num_threads() if device.type == "cpu" else 1
+def spread(
+    work: Callable[[list[Job]], Result], jobs: Sequence[Job], cost: Callable[[Job], float], device: torch.device
+) -> list[Result]:
+    """work(share) for one share of the jobs per thread, in the order of the shares; never under autocast."""
+    shares = _dealt(jobs, cost, torch.get_num_threads() if device.type == "cpu" else 1)
+
+    def exact(share: list[Job]) -> Result:
+        with torch.autocast(device.type, enabled=False):
+            return work(share)
+
+    if len(shares) == 1:
+        return [exact(shares[0])]
+    return list(_threads(len(shares)).map(exact, shares))
+
+
+def _dealt(jobs: Sequence[Job], cost: Callable[[Job], float], workers: int) -> list[list[Job]]:
+    """The dearest job first, to whoever has the least."""
     shares: list[list[Job]] = [[] for _ in range(min(workers, len(jobs)))]
     load = [0.0] * len(shares)
     for job in sorted(jobs, key=cost, reverse=True):
@@ -32,13 +46,6 @@ def deal(jobs: Sequence[Job], cost: Callable[[Job], float], device: torch.device
         shares[least].append(job)
         load[least] += cost(job)
     return shares
-
-
-def spread(work: Callable[[list[Job]], Result], shares: Sequence[list[Job]]) -> list[Result]:
-    """work(share) for every share, in the order of the shares."""
-    if len(shares) == 1:
-        return [work(shares[0])]
-    return list(_threads(len(shares)).map(work, shares))
 
 
 def _threads(size: int) -> ThreadPoolExecutor:

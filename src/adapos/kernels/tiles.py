@@ -1,7 +1,7 @@
 """Attention in tiles of rows x keys, all heads together, for biases of distance and a mix of heads.
 
 With the bias b a table over distance, HeadMix needs only the scores S of a tile, its weights on them, and two
-tables made beforehand, in which ordinary autograd carries the gradients on to whatever made b:
+tables made beforehand, through which ordinary autograd carries the gradients on to whatever made b:
 
     hidden = leaky(W_in S + first)          first  = W_b b + b_in       (W, distance)
     logit  = S + W_out hidden + second      second = b + b_out          (H, distance)
@@ -17,7 +17,8 @@ in each of two layers: tiles carry a halo of 2r keys on either side, and shiftin
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -26,91 +27,102 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from adapos.kernels.call import Call
-from adapos.kernels.threads import deal, spread
+from adapos.kernels.threads import spread
 from adapos.layout import PADDING, Layout
 from adapos.pairs import SLOPE, DistanceTable, HeadMix, along_keys, wide
 
-ROWS, KEYS = 64, 128  # of a tile
-PAIRS = ROWS * KEYS  # short texts share a tile
+ROWS, KEYS = 128, 128  # of a tile
+PAIRS = ROWS * KEYS  # few rows take more keys, and short texts share a tile
+LOWEST = -1e30  # a maximum over nothing yet; finite, for a row may see nothing
 
 
 @dataclass(frozen=True, eq=False)
-class Mixing:
-    """HeadMix with its bias half taken out: what a tile needs of it, ready to multiply."""
+class Problem:
+    """What the tiles compute with. Tensors are in at least float32; those that do not apply are None."""
 
-    into: Tensor | None  # (k, W, H); None where only the bias is read
-    out: Tensor  # (k, H, W)
+    layout: Layout
+    scale: float
+    reach: int  # r
+    furthest: int  # the distance at the head of a line
+    q: Tensor  # (B, H, T, D)
+    k: Tensor  # (B, G, S, D)
+    v: Tensor  # (B, G, S, E)
+    first: Tensor | None = None  # (W, M), a line of falling distance
+    second: Tensor | None = None  # (H, M)
+    edges: Tensor | None = None  # (., W, M): `first` at the outermost keys, where taps fall off
+    w_in: Tensor | None = None  # (k, W, H)
+    w_out: Tensor | None = None  # (k, H, W)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {field.name: x for field in fields(self) if isinstance(x := getattr(self, field.name), Tensor)}
 
     @property
-    def reach(self) -> int:
-        return self.out.shape[0] // 2
-
-
-@dataclass(frozen=True, eq=False)
-class Tables:
-    """Lines of falling distance, furthest first. Where ids are not consecutive they are looked up by id instead."""
-
-    first: Tensor | None  # (W, M)
-    second: Tensor | None  # (H, M)
-    edges: Tensor | None  # (2r, W, M): `first` at the r outermost keys of either end, where taps fall off
-    furthest: int  # the distance at the head of the line
-
-    def columns(self, layout: Layout, batch: slice, rows: slice, keys: slice) -> Tensor:
-        """(1, t, s): where each pair of a tile stands on the line, for ids that are not consecutive."""
-        q_pos, k_pos = layout.q_pos[batch, rows].flip(1), layout.k_pos[batch, keys]
-        last = next(line.shape[1] for line in (self.first, self.second) if line is not None) - 1
-        return (self.furthest - q_pos[:, :, None] + k_pos[:, None]).clamp(0, last)
+    def halo(self) -> int:
+        return 2 * self.reach
 
 
 def suits(call: Call) -> bool:
     """Whether these tiles can run the call. Others run by whole rows."""
     pairs, layout = call.pairs, call.layout
-    if call.dropout or not all(isinstance(term, DistanceTable) for term in pairs.bias) or len(pairs.bias) > 1:
+    if call.dropout or len(pairs.bias) > 1 or not all(isinstance(term, DistanceTable) for term in pairs.bias):
         return False
     if pairs.mix is None:
         return True
     if not isinstance(pairs.mix, HeadMix):
         return False
-    # where taps meet the border of a document the bias half is no table
-    return pairs.mix.kernel == 1 or (layout.consecutive and layout.k_doc is None and layout.window is None)
+    if pairs.mix.kernel == 1:
+        return True
+    # where taps meet the border of a document, or both ends of a very short text, the bias half is no table
+    return layout.consecutive and layout.k_doc is None and layout.window is None and layout.keys > pairs.mix.kernel
 
 
 def run(call: Call) -> Tensor:
-    mixing, tables = prepared(call)
-    tensors = [call.q, call.k, call.v]
-    tensors += [x for x in (tables.first, tables.second, tables.edges) if x is not None]
-    tensors += [] if mixing is None else [x for x in (mixing.into, mixing.out) if x is not None]
+    problem = prepared(call)
     if call.differentiable:
-        out: Tensor = _Tiles.apply(call.layout, call.scale, mixing, tables, *tensors)
+        tensors = problem.tensors()
+        out: Tensor = _Tiles.apply(problem, tuple(tensors), *tensors.values())
     else:
-        out, _ = forward(call.layout, call.scale, mixing, tables, *(wide(x) for x in (call.q, call.k, call.v)))
+        out, _ = forward(problem)
     return out.to(call.v.dtype)
 
 
-def prepared(call: Call) -> tuple[Mixing | None, Tables]:
+def prepared(call: Call) -> Problem:
     """The tables and weights of a call, by ordinary differentiable operations."""
     layout, mix = call.layout, call.pairs.mix
     assert mix is None or isinstance(mix, HeadMix)
     reach = 0 if mix is None else mix.kernel // 2
     bias, furthest = _line(call, reach)
+    q, k, v = (wide(x) for x in (call.q, call.k, call.v))
+    problem = Problem(layout, call.scale, reach, furthest, q, k, v, second=bias)
     if mix is None:
-        return None, Tables(None, bias, None, furthest)
+        return problem
     w_in, b_in, w_out, b_out = (wide(x) for x in mix.tensors())
-    second = b_out[:, None].expand(-1, 1) if bias is None or mix.form == "concat" else bias + b_out[:, None]
-    first, edges = b_in[:, None], None
-    into: Tensor | None = w_in[:, : call.heads]
-    if bias is not None:
-        of_bias = w_in[:, call.heads :] if mix.form in ("residual", "concat") else w_in
-        into = None if mix.form == "bias" else into
-        first = b_in[:, None] + along_keys(bias[None, :, None], of_bias)[0, :, 0]
-        if reach:
-            edges = torch.stack([_edge(bias, of_bias, b_in, column) for column in _outermost(reach)])
-    length = 1 if bias is None else bias.shape[1]
+    first, second, edges = b_in[:, None], b_out[:, None], None
+    of_score: Tensor | None = w_in[:, : call.heads]
     if bias is None:
-        length = layout.start + layout.queries + layout.keys + 4 * reach
-    first, second = first.expand(-1, length).contiguous(), second.expand(-1, length).contiguous()
-    ready = None if into is None else into.permute(2, 0, 1).contiguous()
-    return Mixing(ready, w_out.permute(2, 0, 1).contiguous()), Tables(first, second, edges, furthest)
+        length = _length(layout, reach)
+    else:
+        length = bias.shape[1]
+        of_bias = w_in[:, call.heads :] if mix.form in ("residual", "concat") else w_in
+        of_score = None if mix.form == "bias" else of_score
+        first = first + along_keys(bias[None, :, None], of_bias)[0, :, 0]
+        second = second if mix.form == "concat" else second + bias
+        if reach:
+            edges = torch.stack([_edge(bias, of_bias, b_in, column) for column in _outermost(layout, reach)])
+    return replace(
+        problem,
+        first=first.expand(-1, length).contiguous(),
+        second=second.expand(-1, length).contiguous(),
+        edges=edges,
+        w_in=None if of_score is None else of_score.permute(2, 0, 1).contiguous(),
+        w_out=w_out.permute(2, 0, 1).contiguous(),
+    )
+
+
+def _length(layout: Layout, reach: int) -> int:
+    """The length of a line: from the last query and the first key to the first query and the last key, with halos."""
+    ahead = min(layout.queries, ROWS) if layout.causal else layout.keys
+    return layout.start + layout.queries + ahead + 4 * reach
 
 
 def _line(call: Call, reach: int) -> tuple[Tensor | None, int]:
@@ -123,8 +135,9 @@ def _line(call: Call, reach: int) -> tuple[Tensor | None, int]:
     assert isinstance(term, DistanceTable)
     table = wide(term.table)
     if not layout.consecutive:
+        # looked up by id
         return table.flip(1), table.shape[1] - 1 - term.zero
-    distance = furthest - torch.arange(layout.start + layout.queries + layout.keys + 4 * reach, device=table.device)
+    distance = furthest - torch.arange(_length(layout, reach), device=table.device)
     line = table.index_select(1, (distance + term.zero).clamp(0, table.shape[1] - 1))
     if reach and layout.causal:
         # taps on keys ahead read nothing
@@ -132,9 +145,9 @@ def _line(call: Call, reach: int) -> tuple[Tensor | None, int]:
     return line, furthest
 
 
-def _outermost(reach: int) -> list[int]:
-    """The r first keys as 0, 1..., the r last as -1, -2..."""
-    return [*range(reach), *range(-1, -reach - 1, -1)]
+def _outermost(layout: Layout, reach: int) -> list[int]:
+    """The r first keys as 0, 1..., the r last as -1, -2...; in a causal row keys end by distance instead."""
+    return [*range(reach), *([] if layout.causal else range(-1, -reach - 1, -1))]
 
 
 def _edge(bias: Tensor, weight: Tensor, b_in: Tensor, column: int) -> Tensor:
@@ -147,20 +160,21 @@ def _edge(bias: Tensor, weight: Tensor, b_in: Tensor, column: int) -> Tensor:
 
 class _Tiles(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, layout: Layout, scale: float, mixing: Mixing | None, tables: Tables, *tensors: Tensor) -> Tensor:
-        q, k, v = (wide(x) for x in tensors[:3])
-        out, total = forward(layout, scale, mixing, tables, q, k, v)
-        ctx.given = layout, scale, mixing, tables
+    def forward(ctx: Any, problem: Problem, names: tuple[str, ...], *tensors: Tensor) -> Tensor:
+        out, total = forward(problem)
+        # tensors are kept by autograd alone, or they would keep the graph that made them
+        nothing: dict[str, Any] = dict.fromkeys(names)
+        ctx.names, ctx.problem = names, replace(problem, **nothing)
         ctx.save_for_backward(out, total, *tensors)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        out, total, q, k, v, *_ = ctx.saved_tensors
-        found = backward(*ctx.given, wide(q), wide(k), wide(v), out, total, grad)
-        kinds = [x.dtype for x in ctx.saved_tensors[2:]]
-        return None, None, None, None, *(g.to(kind) for g, kind in zip(found, kinds, strict=True))
+        out, total, *tensors = ctx.saved_tensors
+        problem = replace(ctx.problem, **dict(zip(ctx.names, tensors, strict=True)))
+        found = backward(problem, out, total, grad)
+        return None, None, *(found[name].to(x.dtype) for name, x in zip(ctx.names, tensors, strict=True))
 
 
 @dataclass(frozen=True)
@@ -173,302 +187,316 @@ class Job:
 
     @property
     def pairs(self) -> int:
-        return (self.batch.stop - self.batch.start) * (self.rows.stop - self.rows.start) * (self.keys.stop - self.keys.start)
+        return _size(self.batch) * _size(self.rows) * _size(self.keys)
+
+    def tiles(self) -> list[slice]:
+        step = max(KEYS, PAIRS // (_size(self.batch) * _size(self.rows)))
+        return [slice(j, min(j + step, self.keys.stop)) for j in range(self.keys.start, self.keys.stop, step)]
 
 
-def jobs(layout: Layout, tables: Tables) -> list[Job]:
-    apart = not layout.consecutive and (tables.second is not None or tables.first is not None)
-    together = 1 if apart else max(1, PAIRS // (min(layout.queries, ROWS) * min(layout.keys, KEYS)))
+def jobs(problem: Problem) -> list[Job]:
+    layout = problem.layout
+    looked_up = not layout.consecutive and problem.second is not None
+    together = 1 if looked_up else max(1, PAIRS // (min(layout.queries, ROWS) * layout.keys))
     found = []
     for text in range(0, layout.batch, together):
         batch = slice(text, min(text + together, layout.batch))
         for begin in range(0, layout.queries, ROWS):
             rows = slice(begin, min(begin + ROWS, layout.queries))
-            last = min(layout.start + rows.stop, layout.keys) if layout.causal else layout.keys
-            first = 0
+            first, last = 0, layout.keys
+            if layout.causal:
+                last = min(last, layout.start + rows.stop)
             if layout.window is not None:
-                first = max(0, layout.start + begin - layout.window + 1)
+                first = max(first, layout.start + begin - layout.window + 1)
                 last = min(last, layout.start + rows.stop - 1 + layout.window)
             found.append(Job(batch, rows, slice(first, last)))
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """Scores and hidden layer (n, ., t, s with its halo), logits (n, H, t, s), and what is seen; None: everything."""
+
+    score: Tensor
+    hidden: Tensor | None
+    logit: Tensor
+    seen: Tensor | None
+
+
 class Worker:
-    """One thread's view of the problem, and its buffers."""
+    """One thread's hands on a problem: its buffers, and the tiles it fills."""
 
-    def __init__(
-        self, layout: Layout, scale: float, mixing: Mixing | None, tables: Tables, q: Tensor, k: Tensor, v: Tensor
-    ) -> None:
-        self.layout, self.scale, self.mixing, self.tables = layout, scale, mixing, tables
-        self.reach = 0 if mixing is None else mixing.reach
-        halo = 2 * self.reach
-        # zeros past either end, so that the halo of the outermost tiles reads nothing
-        self.q, self.k, self.v = q, F.pad(k, (0, 0, halo, halo)) if halo else k, v
-        self.looked_up = not layout.consecutive
+    def __init__(self, problem: Problem) -> None:
+        self.p, self.layout = problem, problem.layout
+        self.heads, self.groups = problem.q.shape[1], problem.k.shape[1]
+        self.looked_up = not problem.layout.consecutive
         self._buffers: dict[str, Tensor] = {}
-
-    def buffer(self, name: str, *size: int) -> Tensor:
-        count = math.prod(size)
-        have = self._buffers.get(name)
-        if have is None or have.numel() < count:
-            have = self._buffers[name] = self.q.new_empty(count)
-        return have[:count].view(size)
-
-    def queries(self, job: Job, x: Tensor) -> Tensor:
-        """(B, H, T, D) -> (n G, N t, D): the rows of a job in reverse, the heads that share a key together."""
-        groups = self.k.shape[1]
-        return x[job.batch, :, job.rows].flip(2).reshape(-1, x.shape[1] // groups * _size(job.rows), x.shape[-1])
-
-    def tiles(self, job: Job) -> list[slice]:
-        return [slice(j, min(j + KEYS, job.keys.stop)) for j in range(job.keys.start, job.keys.stop, KEYS)]
-
-    def seen(self, job: Job, keys: slice, halo: int) -> Tensor | None:
-        """(n or 1, 1, t, s + 2 halo): what is visible of a tile; None where all of it is."""
-        layout = self.layout
-        low, high = layout.start + job.rows.start, layout.start + job.rows.stop - 1
-        diagonal = layout.causal and keys.stop - 1 + halo > low
-        window = layout.window is not None and (
-            high - keys.start + halo >= layout.window or keys.stop - 1 + halo - low >= layout.window
-        )
-        outside = keys.start < halo or keys.stop + halo > layout.keys
-        documents = layout.k_doc is not None and layout.q_doc is not None
-        if not (diagonal or window or documents or (halo and outside)):
-            return None
-        device = self.k.device
-        key = torch.arange(keys.start - halo, keys.stop + halo, device=device)
-        offset = torch.arange(high, low - 1, -1, device=device)[:, None] - key  # (t, s)
-        seen = (key >= 0) & (key < layout.keys)
-        seen = seen & (offset >= 0) if layout.causal else seen.expand_as(offset)
-        if layout.window is not None:
-            seen = seen & (offset.abs() < layout.window)
-        seen = seen[None]
-        if documents:
-            assert layout.k_doc is not None and layout.q_doc is not None and not halo
-            k_doc = layout.k_doc[job.batch, None, keys]
-            seen = seen & (layout.q_doc[job.batch, job.rows].flip(1)[:, :, None] == k_doc) & (k_doc != PADDING)
-        return None if bool(seen.all()) else seen[:, None]
-
-    def under(self, line: Tensor, job: Job, keys: slice, halo: int) -> Tensor:
-        """(C, M) -> (C, t, s + 2 halo) or (C, 1, t, s): the table under a tile."""
-        if self.looked_up:
-            return line[:, self.tables.columns(self.layout, job.batch, job.rows, keys)[0]]
-        rows, count = _size(job.rows), _size(keys) + 2 * halo
-        return line.as_strided((line.shape[0], rows, count), (line.stride(0), 1, 1), line.storage_offset() + self.head(job, keys, halo))
-
-    def head(self, job: Job, keys: slice, halo: int) -> int:
-        """Where on the line the first row and key of a tile stand."""
-        return self.tables.furthest - (self.layout.start + job.rows.stop - 1) + keys.start - halo
-
-    def tile(self, job: Job, keys: slice, q: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
-        """Scores, hidden layer, logits of a tile; what is seen of it with its halo and without."""
-        texts, rows, halo = _size(job.batch), _size(job.rows), 2 * self.reach
-        heads, wide_keys = self.q.shape[1], _size(keys) + 2 * halo
-        k = self.k[job.batch].flatten(0, 1)[:, keys.start : keys.stop + 2 * halo]
-        score = self.buffer("score", texts, heads, rows, wide_keys)
-        torch.bmm(q, k.transpose(1, 2), out=score.view(len(q), -1, wide_keys))
-        whole = self.seen(job, keys, halo)
-        inner = whole[..., halo : wide_keys - halo] if whole is not None else None
-        logit = self.buffer("logit", *score.shape)
-        if self.tables.second is None:
-            logit.copy_(score)
-        else:
-            if halo and whole is not None:
-                score.masked_fill_(~whole, 0.0)
-            torch.add(score, self.under(self.tables.second, job, keys, halo), out=logit)
-        hidden = None
-        if self.mixing is not None:
-            hidden = self.hidden(job, keys, score, whole)
-            self.shifted_product(logit, self.mixing.out, hidden)
-        logit = logit[..., halo : wide_keys - halo]
-        if inner is not None:
-            logit.masked_fill_(~inner, -torch.inf)
-        return score, hidden, logit, whole, inner
-
-    def hidden(self, job: Job, keys: slice, score: Tensor, whole: Tensor | None) -> Tensor:
-        assert self.mixing is not None and self.tables.first is not None
-        texts, _, rows, count = score.shape
-        width, halo = self.mixing.out.shape[2], 2 * self.reach
-        hidden = self.buffer("hidden", texts, width, rows, count)
-        hidden.copy_(self.under(self.tables.first, job, keys, halo).unsqueeze(0))
-        for edge, column in self.edges(keys):
-            head = self.head(job, keys, halo) + column
-            hidden[..., column] = edge[:, head : head + rows]
-        if self.mixing.into is not None:
-            self.shifted_product(hidden, self.mixing.into, score)
-        F.leaky_relu_(hidden, SLOPE)
-        if halo and whole is not None:
-            hidden.masked_fill_(~whole, 0.0)
-        return hidden
-
-    def edges(self, keys: slice) -> list[tuple[Tensor, int]]:
-        """The edge tables that apply within a tile, each with its column there."""
-        if self.tables.edges is None:
-            return []
-        halo, found = 2 * self.reach, []
-        for edge, outermost in zip(self.tables.edges, _outermost(self.reach), strict=True):
-            key = outermost if outermost >= 0 else self.layout.keys + outermost
-            column = key - (keys.start - halo)
-            # in a causal tile no row sees the last keys with neighbours beyond them but through distance
-            if 0 <= column < _size(keys) + 2 * halo and (outermost >= 0 or not self.layout.causal):
-                found.append((edge, column))
-        return found
-
-    def shifted_product(self, into: Tensor, weight: Tensor, x: Tensor) -> None:
-        """into[x] += sum over taps of weight[tap] @ x[x + tap - r], on flat tiles."""
-        reach = weight.shape[0] // 2
-        into, x = into.flatten(2), x.flatten(2)
-        count = x.shape[2]
-        for tap, w in enumerate(weight):
-            shift = tap - reach
-            into[..., reach : count - reach].baddbmm_(w.expand(len(x), -1, -1), x[..., reach + shift : count - reach + shift])
+        self._skewed: dict[int, Tensor] = {}
 
     def attend(self, share: list[Job], out: Tensor, total: Tensor) -> None:
         """Fill the rows of a share: the output (B, H, T, E) and the logarithm of each row's sum (B, H, T)."""
-        groups, heads, values = self.k.shape[1], self.q.shape[1], self.v.shape[-1]
         for job in share:
-            texts, rows = _size(job.batch), _size(job.rows)
-            q = self.queries(job, self.q) * self.scale
-            v = self.v[job.batch].flatten(0, 1)
-            top = q.new_full((texts, heads, rows, 1), -1e30)  # finite: a row may see nothing yet
+            q, v = self.rows(job, self.p.q) * self.p.scale, self.flat(job, self.p.v)
+            top = q.new_full((_size(job.batch), self.heads, _size(job.rows), 1), LOWEST)
             sums = torch.zeros_like(top)
-            gathered = q.new_zeros(texts * groups, heads // groups * rows, values)
-            for keys in self.tiles(job):
-                _, _, logit, _, _ = self.tile(job, keys, q)
+            gathered = q.new_zeros(*q.shape[:2], v.shape[-1])
+            for keys in job.tiles():
+                logit = self.tile(job, keys, q).logit
                 higher = torch.maximum(top, logit.amax(-1, keepdim=True))
-                weight = self.buffer("weight", *logit.shape)
-                torch.sub(logit, higher, out=weight).exp_()
+                weight = torch.sub(logit, higher, out=self.buffer("weight", *logit.shape)).exp_()
                 fade = (top - higher).exp_()
                 sums.mul_(fade).add_(weight.sum(-1, keepdim=True))
                 gathered.mul_(fade.view(len(q), -1, 1))
                 gathered.baddbmm_(weight.view(len(q), -1, _size(keys)), v[:, keys])
                 top = higher
             blind = sums == 0
-            gathered = gathered.view(texts, heads, rows, values).div_(sums.masked_fill(blind, 1.0))
+            gathered = gathered.view(*top.shape[:3], -1).div_(sums.masked_fill(blind, 1.0))
             out[job.batch, :, job.rows] = gathered.flip(2)
-            # a row that sees nothing has infinite weight to share among none: its weights come back as zeros
+            # of a row that sees nothing the backward pass makes weights exp(logit - inf) = 0
             total[job.batch, :, job.rows] = (top + sums.log()).masked_fill_(blind, torch.inf)[..., 0].flip(2)
 
-    def differentiate(self, share: list[Job], out: Tensor, total: Tensor, grad: Tensor) -> list[Tensor | None]:
-        """The share's part of all gradients: q, k, v, first, second, edges, into, out."""
-        halo, tables, mixing = 2 * self.reach, self.tables, self.mixing
-        dq, dk, dv = torch.zeros_like(self.q), torch.zeros_like(self.k), torch.zeros_like(self.v)
+    def differentiate(
+        self, share: list[Job], out: Tensor, total: Tensor, grad: Tensor, q_found: Tensor
+    ) -> dict[str, Tensor]:
+        """The share's part of all gradients, by the names of the tensors; its rows of the gradient of q are filled."""
+        p, halo = self.p, self.p.halo
         # sums over all pairs cancel heavily: in double
-        found = [None if x is None else torch.zeros_like(x, dtype=torch.float64) for x in (tables.first, tables.second, tables.edges)]
-        first, second, edges = found
-        into = None if mixing is None or mixing.into is None else torch.zeros_like(mixing.into, dtype=torch.float64)
-        w_out = None if mixing is None else torch.zeros_like(mixing.out, dtype=torch.float64)
+        kinds = {
+            name: x.dtype if name in ("k", "v") else torch.float64 for name, x in p.tensors().items() if name != "q"
+        }
+        found = {name: torch.zeros_like(getattr(p, name), dtype=kind) for name, kind in kinds.items()}
         for job in share:
-            texts, rows, heads = _size(job.batch), _size(job.rows), self.q.shape[1]
-            q = self.queries(job, self.q) * self.scale
-            g = self.queries(job, grad)
-            weighted = (g * self.queries(job, out)).sum(-1).view(texts, heads, rows, 1)
+            q, g = self.rows(job, p.q) * p.scale, self.rows(job, grad)
+            k, v = self.flat(job, p.k), self.flat(job, p.v)
+            dk, dv, dq = self.flat(job, found["k"]), self.flat(job, found["v"]), torch.zeros_like(q)
+            each = (_size(job.batch), self.heads, _size(job.rows), 1)
+            weighted = (g * self.rows(job, out)).sum(-1).view(each)
             sums = total[job.batch, :, job.rows].flip(2)[..., None]
-            v, dv_job = self.v[job.batch].flatten(0, 1), dv[job.batch].flatten(0, 1)
-            k, dk_job = self.k[job.batch].flatten(0, 1), dk[job.batch].flatten(0, 1)
-            dq_job = torch.zeros_like(q)
-            for keys in self.tiles(job):
-                count = _size(keys)
-                score, hidden, logit, whole, _ = self.tile(job, keys, q)
-                weight = torch.sub(logit, sums, out=self.buffer("weight", *logit.shape)).exp_()
-                flat = weight.view(len(q), -1, count)
-                dv_job[:, keys].baddbmm_(flat.transpose(1, 2), g)
-                dlogit = self.buffer("dlogit", texts, heads, rows, count)
-                torch.bmm(g, v[:, keys].transpose(1, 2), out=dlogit.view(len(q), -1, count))
+            for keys in job.tiles():
+                tile = self.tile(job, keys, q)
+                weight = torch.sub(tile.logit, sums, out=self.buffer("weight", *tile.logit.shape)).exp_()
+                flat = weight.view(len(q), -1, _size(keys))
+                dv[:, keys].baddbmm_(flat.transpose(1, 2), g)
+                dlogit = self.buffer("dlogit", *weight.shape)
+                torch.bmm(g, v[:, keys].transpose(1, 2), out=dlogit.view_as(flat))
                 dlogit.sub_(weighted).mul_(weight)
                 if halo:
                     dlogit = F.pad(dlogit, (halo, halo))
-                if second is not None:
-                    self.collect(second, dlogit, job, keys)
-                if mixing is not None and hidden is not None and first is not None and w_out is not None:
-                    self.products(w_out, dlogit, hidden)
-                    dhidden = self.buffer("dhidden", *hidden.shape).zero_()
-                    self.shifted_back(dhidden, mixing.out, dlogit)
-                    torch.ops.aten.leaky_relu_backward.grad_input(dhidden, hidden, SLOPE, True, grad_input=dhidden)
-                    if halo and whole is not None:
-                        dhidden.masked_fill_(~whole, 0.0)
-                    if mixing.into is not None and into is not None:
-                        self.products(into, dhidden, score)
-                        self.shifted_back(dlogit, mixing.into, dhidden)
-                    if edges is not None:
-                        self.collect_edges(edges, dhidden, job, keys)
-                    self.collect(first, dhidden, job, keys)
-                    if halo and whole is not None:
-                        dlogit.masked_fill_(~whole, 0.0)
-                flat = dlogit.view(len(q), -1, count + 2 * halo)
+                dscore = self.through_mix(found, tile, dlogit, job, keys)
                 near = slice(keys.start, keys.stop + 2 * halo)
-                dq_job.baddbmm_(flat, k[:, near])
-                dk_job[:, near].baddbmm_(flat.transpose(1, 2), q)
-            dq[job.batch, :, job.rows] = dq_job.view(texts, heads, rows, -1).flip(2) * self.scale
-        dk = dk[:, :, halo : dk.shape[2] - halo]
-        return [dq, dk, dv, *found, into, w_out]
+                flat = dscore.view(len(q), -1, dscore.shape[-1])
+                dq.baddbmm_(flat, k[:, near])
+                dk[:, near].baddbmm_(flat.transpose(1, 2), q)
+            q_found[job.batch, :, job.rows] = dq.view(*each[:3], -1).flip(2) * p.scale
+        return found
 
-    def products(self, into: Tensor, grad: Tensor, x: Tensor) -> None:
-        """The gradient of the weights of shifted_product."""
-        reach = into.shape[0] // 2
-        grad, x = grad.flatten(2), x.flatten(2)
-        count = x.shape[2]
-        for tap in range(into.shape[0]):
-            shift = tap - reach
-            product = torch.bmm(grad[..., reach : count - reach], x[..., reach + shift : count - reach + shift].transpose(1, 2))
-            into[tap] += product.sum(0)
+    def tile(self, job: Job, keys: slice, q: Tensor) -> Tile:
+        p, halo = self.p, self.p.halo
+        count = _size(keys) + 2 * halo
+        k = self.flat(job, p.k)[:, keys.start : keys.stop + 2 * halo]
+        score = self.buffer("score", _size(job.batch), self.heads, _size(job.rows), count)
+        torch.bmm(q, k.transpose(1, 2), out=score.view(len(q), -1, count))
+        seen = self.seen(job, keys)
+        if halo and seen is not None:
+            score.masked_fill_(~seen, 0.0)
+        logit = self.buffer("logit", *score.shape)
+        if p.second is None:
+            logit.copy_(score)
+        else:
+            torch.add(score, self.under(p.second, job, keys), out=logit)
+        hidden = None
+        if p.w_out is not None:
+            hidden = self.hidden(job, keys, score, seen)
+            shifted_product(logit, p.w_out, hidden)
+        logit = logit[..., halo : count - halo]
+        if seen is not None:
+            logit.masked_fill_(~seen[..., halo : count - halo], -torch.inf)
+        return Tile(score, hidden, logit, seen)
 
-    def shifted_back(self, into: Tensor, weight: Tensor, grad: Tensor) -> None:
-        """The gradient of the input of shifted_product."""
-        reach = weight.shape[0] // 2
-        into, grad = into.flatten(2), grad.flatten(2)
-        count = grad.shape[2]
-        for tap, w in enumerate(weight):
-            shift = tap - reach
-            into[..., reach + shift : count - reach + shift].baddbmm_(w.t().expand(len(grad), -1, -1), grad[..., reach : count - reach])
+    def hidden(self, job: Job, keys: slice, score: Tensor, seen: Tensor | None) -> Tensor:
+        p = self.p
+        assert p.first is not None
+        hidden = self.buffer("hidden", score.shape[0], p.first.shape[0], *score.shape[2:])
+        hidden.copy_(self.under(p.first, job, keys))
+        for edge, column, line in self.edges(job, keys):
+            assert p.edges is not None
+            hidden[..., column] = p.edges[edge][:, line]
+        if p.w_in is not None:
+            shifted_product(hidden, p.w_in, score)
+        F.leaky_relu_(hidden, SLOPE)
+        if p.halo and seen is not None:
+            # again, or decoding differs from one pass
+            hidden.masked_fill_(~seen, 0.0)
+        return hidden
+
+    def through_mix(self, found: dict[str, Tensor], tile: Tile, dlogit: Tensor, job: Job, keys: slice) -> Tensor:
+        """From the gradient of the logits to that of the scores, which takes its place."""
+        p, hidden = self.p, tile.hidden
+        if p.second is not None:
+            self.collect(found["second"], dlogit, job, keys)
+        if p.w_out is None or hidden is None:
+            return dlogit
+        shifted_weights(found["w_out"], dlogit, hidden)
+        dhidden = shifted_back(self.buffer("dhidden", *hidden.shape), p.w_out, dlogit, fresh=True)
+        torch.ops.aten.leaky_relu_backward.grad_input(dhidden, hidden, SLOPE, True, grad_input=dhidden)
+        if p.halo and tile.seen is not None:
+            dhidden.masked_fill_(~tile.seen, 0.0)
+        if p.w_in is not None:
+            shifted_weights(found["w_in"], dhidden, tile.score)
+            shifted_back(dlogit, p.w_in, dhidden)
+        for edge, column, line in self.edges(job, keys):
+            found["edges"][edge][:, line] += dhidden[..., column].sum(0)
+            dhidden[..., column] = 0.0
+        self.collect(found["first"], dhidden, job, keys)
+        if p.halo and tile.seen is not None:
+            dlogit.masked_fill_(~tile.seen, 0.0)
+        return dlogit
+
+    def seen(self, job: Job, keys: slice) -> Tensor | None:
+        """(n or 1, 1, t, s with its halo): what is visible of a tile; None where all of it is."""
+        layout, halo = self.layout, self.p.halo
+        low, high = layout.start + job.rows.start, layout.start + job.rows.stop - 1
+        left, right = keys.start - halo, keys.stop - 1 + halo
+        whole = left >= 0 and right < layout.keys and not (layout.causal and right > low)
+        if layout.window is not None:
+            whole = whole and high - left < layout.window and right - low < layout.window
+        if whole and layout.k_doc is None:
+            return None
+        key = torch.arange(left, right + 1, device=layout.k_pos.device)
+        offset = torch.arange(high, low - 1, -1, device=key.device)[:, None] - key  # (t, s)
+        seen = (key >= 0) & (key < layout.keys) & ((offset >= 0) | (not layout.causal))
+        if layout.window is not None:
+            seen = seen & (offset.abs() < layout.window)
+        seen = seen[None]
+        if layout.k_doc is not None and layout.q_doc is not None:
+            k_doc = layout.k_doc[job.batch, None, keys]
+            seen = seen & (layout.q_doc[job.batch, job.rows].flip(1)[:, :, None] == k_doc) & (k_doc != PADDING)
+        return None if bool(seen.all()) else seen[:, None]
+
+    def under(self, line: Tensor, job: Job, keys: slice) -> Tensor:
+        """(C, M) -> (C, t, s with its halo): the table under a tile."""
+        if self.looked_up:
+            return line[:, self.columns(line, job, keys)]
+        size = (line.shape[0], _size(job.rows), _size(keys) + 2 * self.p.halo)
+        return line.as_strided(size, (line.stride(0), 1, 1), line.storage_offset() + self.head(job, keys))
 
     def collect(self, into: Tensor, grad: Tensor, job: Job, keys: slice) -> None:
-        """Add the gradient of a tile to the line under it."""
-        texts, channels, rows, count = grad.shape
+        """Add the gradient of a tile (n, C, t, s) to the line under it."""
+        tile = grad[0] if len(grad) == 1 else grad.sum(0)
         if self.looked_up:
-            columns = self.tables.columns(self.layout, job.batch, job.rows, keys)
-            into.index_add_(1, columns.flatten(), grad.sum(0).flatten(1).to(into.dtype))
+            into.index_add_(1, self.columns(into, job, keys).flatten(), tile.flatten(1).to(into.dtype))
             return
-        # each row one further right than the one above, zeros elsewhere: the columns are the diagonals
-        skewed = self.buffer("skewed", channels, rows, rows + count).zero_()
-        tile = grad[0] if texts == 1 else grad.sum(0)
-        skewed.as_strided((channels, rows, count), (rows * (rows + count), rows + count + 1, 1), skewed.storage_offset()).copy_(tile)
-        head = self.head(job, keys, 2 * self.reach)
+        channels, rows, count = tile.shape
+        skewed = self._skewed.get(channels)
+        if skewed is None or skewed.shape != (channels, rows, rows + count):
+            skewed = self._skewed[channels] = tile.new_zeros(channels, rows, rows + count)
+        # each row one further right than the one above; what lies outside is never written and stays zero
+        skewed.as_strided((channels, rows, count), (rows * (rows + count), rows + count + 1, 1)).copy_(tile)
+        head = self.head(job, keys)
         into[:, head : head + rows + count - 1] += skewed.sum(1)[:, :-1]
 
-    def collect_edges(self, into: Tensor, grad: Tensor, job: Job, keys: slice) -> None:
-        for edge, column in self.edges(keys):
-            index = next(i for i, own in enumerate(self.tables.edges if self.tables.edges is not None else ()) if own.data_ptr() == edge.data_ptr())
-            head = self.head(job, keys, 2 * self.reach) + column
-            into[index][:, head : head + _size(job.rows)] += grad[..., column].sum(0)
-            grad[..., column] = 0.0
+    def head(self, job: Job, keys: slice) -> int:
+        """Where on a line the first row and key of a tile stand."""
+        return self.p.furthest - (self.layout.start + job.rows.stop - 1) + keys.start - self.p.halo
+
+    def columns(self, line: Tensor, job: Job, keys: slice) -> Tensor:
+        """(t, s): where on a line each pair of a tile stands, by id. Such a job has one text."""
+        q_pos, k_pos = self.layout.q_pos[job.batch.start, job.rows].flip(0), self.layout.k_pos[job.batch.start, keys]
+        return (self.p.furthest - q_pos[:, None] + k_pos).clamp(0, line.shape[1] - 1)
+
+    def edges(self, job: Job, keys: slice) -> Iterator[tuple[int, int, slice]]:
+        """The edge tables that apply in a tile: which, at which column, and the part of the line under it."""
+        if self.p.edges is None:
+            return
+        for edge, outermost in enumerate(_outermost(self.layout, self.p.reach)):
+            column = outermost % self.layout.keys - keys.start + self.p.halo
+            if 0 <= column < _size(keys) + 2 * self.p.halo:
+                begin = self.head(job, keys) + column
+                yield edge, column, slice(begin, begin + _size(job.rows))
+
+    def rows(self, job: Job, x: Tensor) -> Tensor:
+        """(B, H, T, D) -> (n G, N t, D): the rows of a job in reverse, heads that share a key together."""
+        rows = x[job.batch, :, job.rows].flip(2)
+        return rows.reshape(-1, self.heads // self.groups * _size(job.rows), x.shape[-1])
+
+    def flat(self, job: Job, x: Tensor) -> Tensor:
+        """(B, G, S, D) -> (n G, S, D)"""
+        return x[job.batch].flatten(0, 1)
+
+    def buffer(self, name: str, *size: int) -> Tensor:
+        count = math.prod(size)
+        have = self._buffers.get(name)
+        if have is None or have.numel() < count:
+            have = self._buffers[name] = self.p.q.new_empty(count)
+        return have[:count].view(size)
 
 
-def forward(
-    layout: Layout, scale: float, mixing: Mixing | None, tables: Tables, q: Tensor, k: Tensor, v: Tensor
-) -> tuple[Tensor, Tensor]:
+def shifted_product(into: Tensor, weight: Tensor, x: Tensor) -> None:
+    """into[:, j] += sum over taps of weight[tap] @ x[:, j + tap - r], on flat tiles."""
+    into, x = into.flatten(2), x.flatten(2)
+    for w, here, there in _taps(weight, x):
+        into[..., here].baddbmm_(w.expand(len(x), -1, -1), x[..., there])
+
+
+def shifted_back(into: Tensor, weight: Tensor, grad: Tensor, *, fresh: bool = False) -> Tensor:
+    """The gradient of x in shifted_product, added to `into`, or written where that is fresh."""
+    flat, grad = into.flatten(2), grad.flatten(2)
+    once = fresh and len(weight) == 1
+    if fresh and not once:
+        flat.zero_()
+    for w, here, there in _taps(weight, grad):
+        flat[..., there].baddbmm_(w.t().expand(len(grad), -1, -1), grad[..., here], beta=0 if once else 1)
+    return into
+
+
+def shifted_weights(into: Tensor, grad: Tensor, x: Tensor) -> None:
+    """The gradient of the weights of shifted_product, added to `into`."""
+    grad, x = grad.flatten(2), x.flatten(2)
+    for total, here, there in _taps(into, x):
+        total += torch.bmm(grad[..., here], x[..., there].transpose(1, 2)).sum(0)
+
+
+def _taps(weight: Tensor, x: Tensor) -> Iterator[tuple[Tensor, slice, slice]]:
+    """Each tap's weights, with the places it writes and the places it reads on a flat tile."""
+    reach, count = len(weight) // 2, x.shape[2]
+    for tap, w in enumerate(weight):
+        yield w, slice(reach, count - reach), slice(tap, count - 2 * reach + tap)
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """The output (B, H, T, E) and the logarithm of each row's sum (B, H, T)."""
+    q, v = problem.q, problem.v
     out, total = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3])
+    padded = _padded(problem)
 
     def work(share: list[Job]) -> None:
         with torch.no_grad():
-            Worker(layout, scale, mixing, tables, q, k, v).attend(share, out, total)
+            Worker(padded).attend(share, out, total)
 
-    spread(work, deal(jobs(layout, tables), lambda job: job.pairs, q.device))
+    spread(work, jobs(problem), lambda job: job.pairs, q.device)
     return out, total
 
 
-def backward(
-    layout: Layout, scale: float, mixing: Mixing | None, tables: Tables, q: Tensor, k: Tensor, v: Tensor, out: Tensor, total: Tensor, grad: Tensor
-) -> list[Tensor]:
-    def work(share: list[Job]) -> list[Tensor | None]:
-        with torch.no_grad():
-            return Worker(layout, scale, mixing, tables, q, k, v).differentiate(share, out, total, grad)
+def backward(problem: Problem, out: Tensor, total: Tensor, grad: Tensor) -> dict[str, Tensor]:
+    """The gradients of all tensors of the problem, by name."""
+    padded, q = _padded(problem), torch.empty_like(problem.q)
 
-    first, *rest = spread(work, deal(jobs(layout, tables), lambda job: job.pairs, q.device))
-    found = [x for x in first if x is not None]
+    def work(share: list[Job]) -> dict[str, Tensor]:
+        with torch.no_grad():
+            return Worker(padded).differentiate(share, out, total, grad, q)
+
+    found, *rest = spread(work, jobs(problem), lambda job: job.pairs, grad.device)
     for other in rest:
-        for mine, theirs in zip(found, (x for x in other if x is not None), strict=True):
-            mine += theirs
-    return found
+        for name, x in found.items():
+            x += other[name]
+    k = found["k"][:, :, problem.halo : problem.halo + problem.layout.keys]
+    return found | {"q": q, "k": k}
+
+
+def _padded(problem: Problem) -> Problem:
+    """With zeros past either end of the keys, so that the halo of the outermost tiles reads nothing."""
+    halo = problem.halo
+    return replace(problem, k=F.pad(problem.k.detach(), (0, 0, halo, halo))) if halo else problem
 
 
 def _size(part: slice) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from adapos.encoding import Keys, Tokens
-from adapos.layout import PADDING, Layout
+from adapos.layout import PADDING, Layout, count
 
 
 class Cache:
@@ -41,7 +41,9 @@ class Cache:
     ) -> Layout:
         """Where `length` new tokens are, behind those in the cache."""
         if self._pos is not None and self._pos.shape[0] != batch:
-            raise ValueError(f"the cache holds a batch of {self._pos.shape[0]} and the new tokens are {batch}; start a new Cache")
+            raise ValueError(
+                f"the cache holds a batch of {self._pos.shape[0]} and the new tokens are {batch}; start a new Cache"
+            )
         if self._plain and pos is None and doc is None:
             self._dense = Layout.dense(batch, length, cached=self.length, device=device, window=window)
             return self._dense
@@ -54,28 +56,28 @@ class Cache:
         if self._doc is None and self.length:
             k_doc = torch.cat([doc.new_zeros(batch, self.length), doc], dim=1)
         if pos is None:
-            pos = self._following(k_doc, length)
+            pos = self._following(k_doc)
         k_pos = pos if self._pos is None else torch.cat([self._pos, pos], dim=1)
         return Layout(pos, k_pos, doc, k_doc, start=self.length, window=window)
 
-    def _following(self, k_doc: Tensor, length: int) -> Tensor:
+    def _following(self, k_doc: Tensor) -> Tensor:
         """Ids that go on counting in each document."""
-        new = k_doc[:, k_doc.shape[1] - length :]
-        same = new[:, :, None] == k_doc[:, None, : self.length]  # (B, T, S before)
+        new = k_doc[:, self.length :]
         if self._pos is None:
-            base = torch.zeros_like(new)
-        else:
-            base = torch.where(same, self._pos[:, None], -1).amax(-1) + 1
-        earlier = torch.ones(length, length, dtype=torch.bool, device=new.device).tril(-1)
-        count = ((new[:, :, None] == new[:, None]) & earlier).sum(-1)
-        return (base + count).masked_fill(new == PADDING, 0)
+            return count(new)
+        _, number = k_doc.unique(return_inverse=True)  # (B, S), documents numbered 0, 1, 2...
+        last = torch.full((len(k_doc), int(number.max()) + 1), -1, dtype=self._pos.dtype, device=new.device)
+        last.scatter_reduce_(1, number[:, : self.length], self._pos, "amax")
+        return (last.gather(1, number[:, self.length :]) + 1 + count(new)).masked_fill(new == PADDING, 0)
 
     def append(self, layer: int, t: Tokens) -> Keys:
         """All tokens of a layer, the new ones last. They stay only if `commit` follows."""
         new = {"k": t.k, "v": t.v, **{f"extra.{name}": x for name, x in t.extra.items()}}
         old = self._layers.get(layer)
         if old is not None and old.keys() != new.keys():
-            raise ValueError(f"the cache holds {', '.join(old)} and the layer now gives {', '.join(new)}; start a new Cache")
+            raise ValueError(
+                f"the cache holds {', '.join(old)} and the layer now gives {', '.join(new)}; start a new Cache"
+            )
         kept = {name: self._joined(None if old is None else old[name], x, name) for name, x in new.items()}
         self._layers[layer] = kept
         whole = {name: x[:, :, : self.length + t.k.shape[2]] for name, x in kept.items()}
@@ -86,7 +88,11 @@ class Cache:
         end = self.length + new.shape[2]
         if old is None:
             return new
-        if (old.shape[:2], old.shape[3:]) != (new.shape[:2], new.shape[3:]) or old.dtype != new.dtype or old.device != new.device:
+        if (
+            (old.shape[:2], old.shape[3:]) != (new.shape[:2], new.shape[3:])
+            or old.dtype != new.dtype
+            or old.device != new.device
+        ):
             raise ValueError(
                 f"the cache holds {name} as {tuple(old.shape)} {old.dtype} on {old.device} and the new tokens are "
                 f"{tuple(new.shape)} {new.dtype} on {new.device}; start a new Cache"
@@ -126,9 +132,13 @@ class Cache:
     @property
     def bytes(self) -> int:
         """What the cached tokens take, without the room to grow."""
-        return sum(x[:, :, : self.length].numel() * x.element_size() for kept in self._layers.values() for x in kept.values())
+        return sum(
+            x[:, :, : self.length].numel() * x.element_size() for kept in self._layers.values() for x in kept.values()
+        )
 
     @property
     def tensors(self) -> Mapping[int, Mapping[str, Tensor]]:
         """The cached tokens of each layer, by name."""
-        return {layer: {name: x[:, :, : self.length] for name, x in kept.items()} for layer, kept in self._layers.items()}
+        return {
+            layer: {name: x[:, :, : self.length] for name, x in kept.items()} for layer, kept in self._layers.items()
+        }

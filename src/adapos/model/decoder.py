@@ -53,7 +53,9 @@ class Block(nn.Module):
         x = x + y
         h = self.before_mlp(x)
         y = self.mlp(h)
-        return x + y, encoding.after_mlp(self.index, h, y, state)
+        with torch.autocast(x.device.type, enabled=False):
+            state = encoding.after_mlp(self.index, h, y, state)
+        return x + y, state
 
 
 class Decoder(nn.Module):
@@ -96,7 +98,9 @@ class Decoder(nn.Module):
         # last, so that encodings drawing more or fewer random numbers leave all other weights as they are
         self.encoding = build(encoding, shape) if isinstance(encoding, str) else encoding
         if self.encoding.shape != shape:
-            raise ValueError(f"the encoding was built for {self.encoding.shape} and the decoder is {shape}; build it for the same")
+            raise ValueError(
+                f"the encoding was built for {self.encoding.shape} and the decoder is {shape}; build it for the same"
+            )
 
     def forward(
         self,
@@ -122,10 +126,18 @@ class Decoder(nn.Module):
         return self.head(self.norm(x))
 
     def layout(
-        self, tokens: Tensor, pos: Tensor | None, doc: Tensor | None, cache: Cache | None, causal: bool, window: int | None
+        self,
+        tokens: Tensor,
+        pos: Tensor | None,
+        doc: Tensor | None,
+        cache: Cache | None,
+        causal: bool,
+        window: int | None,
     ) -> Layout:
         if tokens.ndim != 2 or 0 in tokens.shape:
-            raise ValueError(f"tokens must have shape (batch, length) with at least one of each, not {tuple(tokens.shape)}")
+            raise ValueError(
+                f"tokens must have shape (batch, length) with at least one of each, not {tuple(tokens.shape)}"
+            )
         if tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ValueError(f"tokens must be integers, not {tokens.dtype}")
         for name, ids in (("pos", pos), ("doc", doc)):
@@ -134,7 +146,9 @@ class Decoder(nn.Module):
         batch, length = tokens.shape
         if cache is not None:
             if not causal:
-                raise ValueError("a cache is for causal attention: with causal=False earlier tokens would see later ones")
+                raise ValueError(
+                    "a cache is for causal attention: with causal=False earlier tokens would see later ones"
+                )
             return cache.layout(batch, length, pos, doc, device=tokens.device, window=window)
         if pos is None and doc is None:
             return Layout.dense(batch, length, device=tokens.device, causal=causal, window=window)
@@ -145,7 +159,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def generate(self, tokens: Tensor, new: int, *, doc: Tensor | None = None, temperature: float = 0.0) -> Tensor:
-        """`tokens` (B, T) and `new` more, decoded with a cache; greedy at temperature 0. `doc` marks padding with -1."""
+        """`tokens` (B, T) and `new` more, decoded with a cache, greedily at temperature 0. `doc` is -1 at padding."""
         if new < 0:
             raise ValueError(f"new ({new}) must be at least 0")
         cache = Cache()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from adapos.encoding import Keys, PositionalEncoding, Shape, Tokens
@@ -28,13 +29,17 @@ class Attention(nn.Module):
         self, x: Tensor, encoding: PositionalEncoding, layout: Layout, state: Any, cache: Cache | None = None
     ) -> tuple[Tensor, Any]:
         width = (-1, self.shape.head_width)
-        q, k, v = (project(x).unflatten(-1, width).transpose(1, 2) for project in (self.q, self.k, self.v))  # (B, ., T, D)
-        t = encoding.tokens(self.index, Tokens(x, q, k, v), layout.q_pos, state)
-        keys = Keys(t.k, t.v, t.extra) if cache is None else cache.append(self.index, t)
-        pairs = encoding.pairs(self.index, t.q, keys, layout)
+        q, k, v = (
+            project(x).unflatten(-1, width).transpose(1, 2) for project in (self.q, self.k, self.v)
+        )  # (B, ., T, D)
         dropout = self.dropout if self.training else 0.0
-        out = attend(t.q, keys.k, keys.v, layout, pairs, dropout=dropout, backend=self.backend)
-        out, state = encoding.after_attention(self.index, out, state)
+        # positions are never computed in half precision
+        with torch.autocast(x.device.type, enabled=False):
+            t = encoding.tokens(self.index, Tokens(x, q, k, v), layout.q_pos, state)
+            keys = Keys(t.k, t.v, t.extra) if cache is None else cache.append(self.index, t)
+            pairs = encoding.pairs(self.index, t.q, keys, layout)
+            out = attend(t.q, keys.k, keys.v, layout, pairs, dropout=dropout, backend=self.backend)
+            out, state = encoding.after_attention(self.index, out, state)
         return self.out(out.transpose(1, 2).flatten(2)), state
 
 
@@ -60,10 +65,15 @@ class SelfAttention(nn.Module):
         shape = Shape(layers=1, width=width, heads=heads, kv_heads=kv_heads, head_width=head_width)
         self.encoding = build(encoding, shape)
         if self.encoding.travels:
-            raise ValueError(f"the state of {encoding!r} travels from layer to layer, and SelfAttention is one layer; use adapos.model.Decoder")
+            raise ValueError(
+                f"the state of {encoding!r} travels from layer to layer, and SelfAttention is one layer; "
+                "use adapos.model.Decoder"
+            )
         self.attention = Attention(shape, 0, backend, dropout)
 
-    def forward(self, x: Tensor, layout: Layout | None = None, *, causal: bool = True, cache: Cache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, layout: Layout | None = None, *, causal: bool = True, cache: Cache | None = None
+    ) -> Tensor:
         if x.ndim != 3 or x.shape[2] != self.attention.shape.width:
             raise ValueError(f"x must have shape (batch, tokens, {self.attention.shape.width}), not {tuple(x.shape)}")
         if layout is not None and cache is not None:
