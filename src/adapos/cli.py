@@ -28,7 +28,7 @@ from adapos.sketch import Size, sketch
 P = ParamSpec("P")
 R = TypeVar("R")
 
-COLOURS = {"held": "green", "broken": "bold red", "exempt": "yellow", "chosen": "green", "refuses": "yellow"}
+COLOURS = {"held": "green", "exempt": "yellow", "broken": "bold red", "chosen": "green", "refuses": "yellow"}
 
 app = typer.Typer(
     name="adapos",
@@ -151,7 +151,7 @@ def check_(
     path = Path(target) if is_file(target) else None
     reports = []
     for name in [target] if path is None else registered_by(path):
-        with Console(stderr=True).status(f"checking {name}"):
+        with Console(stderr=True).status(Text(f"checking {name}")):
             reports.append(checked(name, path))
         show(reports[-1])
     if not all(reports):

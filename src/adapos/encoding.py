@@ -99,6 +99,7 @@ class PositionalEncoding(nn.Module):
     # what an encoding does, so that a composition that makes no sense is refused when it is built
     renumbers = False  # begin replaces the ids
     rotates = False  # tokens turns queries and keys
+    unturned = False  # pairs compares queries or keys with vectors of its own, which does not go with turned ones
     biases = False  # pairs holds a bias
     mixes = False  # pairs holds a mix
 
@@ -150,7 +151,13 @@ class Compose(PositionalEncoding):
             names = [part.name for part in parts if getattr(part, trait)]
             if len(names) > 1:
                 raise ValueError(f"{' and '.join(names)} both {doing}; an encoding may hold only one of them")
+        turning = next((part.name for part in parts if part.rotates), None)
         for part in parts:
+            if turning is not None and part.unturned:
+                raise ValueError(
+                    f"{part.name} compares queries or keys with vectors of its own, and {turning} turns them; "
+                    "keep one of the two"
+                )
             if [other.name for other in parts].count(part.name) > 1:
                 raise ValueError(f"{part.name} appears twice; name it once")
         for part in parts:

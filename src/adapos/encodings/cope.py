@@ -19,6 +19,7 @@ class ContextualPositions(PositionalEncoding):
     """
 
     mixes = True
+    unturned = True
     promises = Promises(causal_only=True, because="gates are counted from the key up to the query")
 
     def __init__(self, shape: Shape, positions: int = 64) -> None:

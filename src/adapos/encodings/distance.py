@@ -35,7 +35,7 @@ class T5(PositionalEncoding):
     def pairs(self, layer: int, q: Tensor, keys: Keys, layout: Layout) -> Pairs:
         distance = layout.distances(self.furthest)
         bucket = self.bucket(distance, causal=layout.causal)
-        return Pairs((DistanceTable(self.table[:, bucket], zero=int(-distance[0])),))
+        return Pairs((DistanceTable(self.table[:, bucket], zero=min(layout.ahead, self.furthest)),))
 
     def bucket(self, distance: Tensor, *, causal: bool) -> Tensor:
         """The bucket of i - j. Keys ahead share the bucket of distance 0 in a causal layout."""

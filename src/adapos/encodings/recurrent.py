@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +17,7 @@ class Xl(PositionalEncoding):
     """score = (q_i . k_j + u . k_j + (q_i + v) . W_r r(i - j)) / sqrt(D), r the sinusoids of the signed distance."""
 
     biases = True
+    unturned = True
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
@@ -26,13 +25,6 @@ class Xl(PositionalEncoding):
         self.u = nn.Parameter(torch.empty(layers, heads, width).normal_(std=0.02))
         self.v = nn.Parameter(torch.empty(layers, heads, width).normal_(std=0.02))
         self.w_r = nn.Parameter(torch.empty(layers, heads, width, shape.width).normal_(std=0.02))
-
-    def beside(self, others: Sequence[PositionalEncoding]) -> None:
-        for other in others:
-            if other.rotates:
-                raise ValueError(
-                    f"xl compares keys with a vector of its own, and {other.name} turns them; keep one of the two"
-                )
 
     def pairs(self, layer: int, q: Tensor, keys: Keys, layout: Layout) -> Pairs:
         scale = self.shape.head_width**-0.5

@@ -18,7 +18,12 @@ SCORES = 2**21  # numbers in the scores of one tile of whole rows
 
 
 class Tiled:
+    """`scores` bounds the tiles of whole rows: their scores hold so many numbers, or one row."""
+
     name = "tiled"
+
+    def __init__(self, scores: int = SCORES) -> None:
+        self.scores = scores
 
     def refuses(self, call: Call) -> str | None:
         return None
@@ -36,15 +41,16 @@ class Tiled:
             with torch.autocast(call.q.device.type, enabled=False):
                 return tiles.run(call)
         seed = int(torch.randint(2**62, ())) if call.dropout else 0
+        rows = cuts(call, self.scores)
         if not call.differentiable:
-            return forward(call, seed)
-        out: Tensor = _Rows.apply(call, seed, call.q, call.k, call.v, *call.pairs.tensors())
+            return forward(call, rows, seed)
+        out: Tensor = _Rows.apply(call, rows, seed, call.q, call.k, call.v, *call.pairs.tensors())
         return out
 
 
-def cuts(call: Call) -> list[slice]:
+def cuts(call: Call, scores: int) -> list[slice]:
     """The query rows in tiles of whole rows."""
-    size = max(1, SCORES // (call.layout.batch * call.heads * call.layout.keys))
+    size = max(1, scores // (call.layout.batch * call.heads * call.layout.keys))
     return [slice(i, min(i + size, call.layout.queries)) for i in range(0, call.layout.queries, size)]
 
 
@@ -62,7 +68,7 @@ def attended(call: Call, rows: slice, seed: int) -> Tensor:
     return gathered(weights, call.v[:, :, :keys]).to(call.v.dtype)
 
 
-def forward(call: Call, seed: int) -> Tensor:
+def forward(call: Call, parts: list[slice], seed: int) -> Tensor:
     out = call.v.new_empty(*call.q.shape[:3], call.v.shape[-1])
 
     def work(share: list[slice]) -> None:
@@ -70,23 +76,23 @@ def forward(call: Call, seed: int) -> Tensor:
             for rows in share:
                 out[:, :, rows] = attended(call, rows, seed)
 
-    spread(work, cuts(call), lambda rows: rows.stop, call.q.device)
+    spread(work, parts, lambda rows: rows.stop, call.q.device)
     return out
 
 
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, seed: int, *tensors: Tensor) -> Tensor:
-        ctx.given = call, seed
+    def forward(ctx: Any, call: Call, parts: list[slice], seed: int, *tensors: Tensor) -> Tensor:
+        ctx.given = call, parts, seed
         ctx.save_for_backward(*tensors)
-        return forward(call, seed)
+        return forward(call, parts, seed)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        call, seed = ctx.given
+        call, parts, seed = ctx.given
         tensors = [x.detach() for x in ctx.saved_tensors]
-        needed = [i for i, needs in enumerate(ctx.needs_input_grad[2:]) if needs]
+        needed = [i for i, needs in enumerate(ctx.needs_input_grad[3:]) if needs]
 
         def work(share: list[slice]) -> list[Tensor]:
             totals = [torch.zeros_like(tensors[i], dtype=wide(tensors[i]).dtype) for i in needed]
@@ -106,11 +112,11 @@ class _Rows(torch.autograd.Function):
                         total += part
             return totals
 
-        first, *rest = spread(work, cuts(call), lambda rows: rows.stop, grad.device)
+        first, *rest = spread(work, parts, lambda rows: rows.stop, grad.device)
         for other in rest:
             for mine, theirs in zip(first, other, strict=True):
                 mine += theirs
         result: list[Tensor | None] = [None] * len(tensors)
         for i, total in zip(needed, first, strict=True):
             result[i] = total.to(tensors[i].dtype)
-        return None, None, *result
+        return None, None, None, *result
