@@ -22,7 +22,7 @@ from rich.text import Text
 from adapos import registry, table
 from adapos.contract import Report, check
 from adapos.encoding import PositionalEncoding, Shape
-from adapos.kernels import BACKENDS, Call
+from adapos.kernels import Call, ranked
 from adapos.sketch import Size, sketch
 
 P = ParamSpec("P")
@@ -123,14 +123,14 @@ def kernels(
     size = Size(batch, length, getattr(torch, dtype.value), device, not bidirectional)
     with torch.set_grad_enabled(training):
         call = sketch(built(spec, shape).train(training), size)
-        answers = [(backend.name, backend.refuses(call)) for backend in BACKENDS]
+        answers = [(backend.name, backend.refuses(call)) for backend in ranked(call)]
     out = Console()
     out.print(Text(described(spec, call, training)))
     grid = ruled("backend", "answer", "why")
     chosen = next(name for name, reason in answers if reason is None)
     for name, reason in answers:
         answer = "refuses" if reason else "chosen" if name == chosen else "can run"
-        why = reason or ("the first that can run it" if name == chosen else "")
+        why = reason or ("the best that can run it" if name == chosen else "")
         grid.add_row(name, Text(answer, style=COLOURS.get(answer, "")), Text(why))
     out.print(grid)
 

@@ -36,6 +36,9 @@ class Layout:
 
     def __post_init__(self) -> None:
         self._validate()
+        for name in ("q_pos", "k_pos", "q_doc", "k_doc"):
+            if (ids := getattr(self, name)) is not None:
+                object.__setattr__(self, name, ids.long())
         if self.start == -1:
             object.__setattr__(self, "start", self.k_pos.shape[1] - self.q_pos.shape[1])
         if not 0 <= self.start <= self.keys - self.queries:
@@ -152,7 +155,7 @@ class Layout:
         for name, ids in tensors.items():
             if ids is None:
                 continue
-            if ids.dtype in (torch.bool,) or ids.is_floating_point() or ids.is_complex():
+            if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
                 raise ValueError(
                     f"{name} must hold integers, not {ids.dtype}; positions stay integers, cast with .long()"
                 )

@@ -1,10 +1,12 @@
-"""Attention in tiles of rows x keys, all heads together, for biases of distance and a mix of heads.
+"""Attention in tiles of rows x keys, all heads together, for biases of distance, ramps and a mix of heads.
 
 With the bias b a table over distance, HeadMix needs only the scores S of a tile, its weights on them, and two
 tables made beforehand, through which ordinary autograd carries the gradients on to whatever made b:
 
     hidden = leaky(W_in S + first)          first  = W_b b + b_in       (W, distance)
     logit  = S + W_out hidden + second      second = b + b_out          (H, distance)
+
+A ramp is added up tile by tile, for its halves are far larger than their sum.
 
 The softmax runs along the keys with a running maximum; the backward pass recomputes each tile.
 
@@ -29,7 +31,7 @@ from torch.nn import functional as F
 from adapos.kernels.call import Call
 from adapos.kernels.threads import spread
 from adapos.layout import PADDING, Layout
-from adapos.pairs import SLOPE, DistanceTable, HeadMix, along_keys, wide
+from adapos.pairs import SLOPE, DistanceTable, HeadMix, Ramp, along_keys, wide
 
 ROWS, KEYS = 128, 128  # of a tile
 PAIRS = ROWS * KEYS  # few rows take more keys, and short texts share a tile
@@ -50,6 +52,10 @@ class Problem:
     first: Tensor | None = None  # (W, M), a line of falling distance
     second: Tensor | None = None  # (H, M)
     edges: Tensor | None = None  # (., W, M): `first` at the outermost keys, where taps fall off
+    ramp_q: Tensor | None = None  # (B, H, T)
+    ramp_k: Tensor | None = None  # (B, H, S)
+    ramp_added: bool = True  # to the logits
+    w_ramp: Tensor | None = None  # (1, W, H)
     w_in: Tensor | None = None  # (k, W, H)
     w_out: Tensor | None = None  # (k, H, W)
 
@@ -64,7 +70,9 @@ class Problem:
 def suits(call: Call) -> bool:
     """Whether these tiles can run the call. Others run by whole rows."""
     pairs, layout = call.pairs, call.layout
-    if call.dropout or len(pairs.bias) > 1 or not all(isinstance(term, DistanceTable) for term in pairs.bias):
+    tables = sum(isinstance(term, DistanceTable) for term in pairs.bias)
+    ramps = sum(isinstance(term, Ramp) for term in pairs.bias)
+    if call.dropout or tables > 1 or ramps > 1 or tables + ramps < len(pairs.bias):
         return False
     if pairs.mix is None:
         return True
@@ -73,7 +81,8 @@ def suits(call: Call) -> bool:
     if pairs.mix.kernel == 1:
         return True
     # where taps meet the border of a document, or both ends of a very short text, the bias half is no table
-    return layout.consecutive and layout.k_doc is None and layout.window is None and layout.keys > pairs.mix.kernel
+    whole = layout.consecutive and layout.k_doc is None and layout.window is None
+    return whole and not ramps and layout.keys > pairs.mix.kernel
 
 
 def run(call: Call) -> Tensor:
@@ -93,24 +102,26 @@ def prepared(call: Call) -> Problem:
     reach = 0 if mix is None else mix.kernel // 2
     bias, furthest = _line(call, reach)
     q, k, v = (wide(x) for x in (call.q, call.k, call.v))
+    ramp = next((term for term in call.pairs.bias if isinstance(term, Ramp)), None)
     problem = Problem(layout, call.scale, reach, furthest, q, k, v, second=bias)
+    if ramp is not None:
+        problem = replace(problem, ramp_q=wide(ramp.q), ramp_k=wide(ramp.k))
     if mix is None:
         return problem
     w_in, b_in, w_out, b_out = (wide(x) for x in mix.tensors())
     first, second, edges = b_in[:, None], b_out[:, None], None
-    of_score: Tensor | None = w_in[:, : call.heads]
-    if bias is None:
-        length = _length(layout, reach)
-    else:
-        length = bias.shape[1]
-        of_bias = w_in[:, call.heads :] if mix.form in ("residual", "concat") else w_in
-        of_score = None if mix.form == "bias" else of_score
+    of_score = None if mix.form == "bias" else w_in[:, : call.heads]
+    of_bias = w_in[:, call.heads :] if mix.form in ("residual", "concat") else w_in
+    length = _length(layout, reach) if bias is None else bias.shape[1]
+    if bias is not None:
         first = first + along_keys(bias[None, :, None], of_bias)[0, :, 0]
         second = second if mix.form == "concat" else second + bias
         if reach:
             edges = torch.stack([_edge(bias, of_bias, b_in, column) for column in _outermost(layout, reach)])
     return replace(
         problem,
+        ramp_added=mix.form != "concat",
+        w_ramp=None if ramp is None else of_bias.permute(2, 0, 1).contiguous(),
         first=first.expand(-1, length).contiguous(),
         second=second.expand(-1, length).contiguous(),
         edges=edges,
@@ -129,10 +140,9 @@ def _line(call: Call, reach: int) -> tuple[Tensor | None, int]:
     """The bias of falling distance (H, M), and the distance at its head."""
     layout = call.layout
     furthest = layout.start + layout.queries - 1 + 2 * reach
-    if not call.pairs.bias:
+    term = next((term for term in call.pairs.bias if isinstance(term, DistanceTable)), None)
+    if term is None:
         return None, furthest
-    term = call.pairs.bias[0]
-    assert isinstance(term, DistanceTable)
     table = wide(term.table)
     if not layout.consecutive:
         # looked up by id
@@ -218,6 +228,7 @@ class Tile:
     """Scores and hidden layer (n, ., t, s with its halo), logits (n, H, t, s), and what is seen; None: everything."""
 
     score: Tensor
+    ramp: Tensor | None
     hidden: Tensor | None
     logit: Tensor
     seen: Tensor | None
@@ -304,16 +315,19 @@ class Worker:
             logit.copy_(score)
         else:
             torch.add(score, self.under(p.second, job, keys), out=logit)
+        ramp = self.ramp(job, keys)
+        if ramp is not None and p.ramp_added:
+            logit.add_(ramp)
         hidden = None
         if p.w_out is not None:
-            hidden = self.hidden(job, keys, score, seen)
+            hidden = self.hidden(job, keys, score, ramp, seen)
             shifted_product(logit, p.w_out, hidden)
         logit = logit[..., halo : count - halo]
         if seen is not None:
             logit.masked_fill_(~seen[..., halo : count - halo], -torch.inf)
-        return Tile(score, hidden, logit, seen)
+        return Tile(score, ramp, hidden, logit, seen)
 
-    def hidden(self, job: Job, keys: slice, score: Tensor, seen: Tensor | None) -> Tensor:
+    def hidden(self, job: Job, keys: slice, score: Tensor, ramp: Tensor | None, seen: Tensor | None) -> Tensor:
         p = self.p
         assert p.first is not None
         hidden = self.buffer("hidden", score.shape[0], p.first.shape[0], *score.shape[2:])
@@ -321,6 +335,8 @@ class Worker:
         for edge, column, line in self.edges(job, keys):
             assert p.edges is not None
             hidden[..., column] = p.edges[edge][:, line]
+        if ramp is not None and p.w_ramp is not None:
+            shifted_product(hidden, p.w_ramp, ramp)
         if p.w_in is not None:
             shifted_product(hidden, p.w_in, score)
         F.leaky_relu_(hidden, SLOPE)
@@ -335,12 +351,20 @@ class Worker:
         if p.second is not None:
             self.collect(found["second"], dlogit, job, keys)
         if p.w_out is None or hidden is None:
+            self.collect_ramp(found, dlogit, job, keys)
             return dlogit
         shifted_weights(found["w_out"], dlogit, hidden)
         dhidden = shifted_back(self.buffer("dhidden", *hidden.shape), p.w_out, dlogit, fresh=True)
         torch.ops.aten.leaky_relu_backward.grad_input(dhidden, hidden, SLOPE, True, grad_input=dhidden)
         if p.halo and tile.seen is not None:
             dhidden.masked_fill_(~tile.seen, 0.0)
+        if tile.ramp is not None and p.w_ramp is not None:
+            shifted_weights(found["w_ramp"], dhidden, tile.ramp)
+            dramp = self.buffer("dramp", *tile.ramp.shape)
+            if p.ramp_added:
+                dramp.copy_(dlogit)
+            shifted_back(dramp, p.w_ramp, dhidden, fresh=not p.ramp_added)
+            self.collect_ramp(found, dramp, job, keys)
         if p.w_in is not None:
             shifted_weights(found["w_in"], dhidden, tile.score)
             shifted_back(dlogit, p.w_in, dhidden)
@@ -394,6 +418,18 @@ class Worker:
         skewed.as_strided((channels, rows, count), (rows * (rows + count), rows + count + 1, 1)).copy_(tile)
         head = self.head(job, keys)
         into[:, head : head + rows + count - 1] += skewed.sum(1)[:, :-1]
+
+    def ramp(self, job: Job, keys: slice) -> Tensor | None:
+        """(n, H, t, s)"""
+        if self.p.ramp_q is None or self.p.ramp_k is None:
+            return None
+        q, k = self.p.ramp_q[job.batch, :, job.rows].flip(2)[..., None], self.p.ramp_k[job.batch, :, None, keys]
+        return torch.add(q, k, out=self.buffer("ramp", *q.shape[:3], k.shape[3]))
+
+    def collect_ramp(self, found: dict[str, Tensor], grad: Tensor, job: Job, keys: slice) -> None:
+        if self.p.ramp_q is not None:
+            found["ramp_q"][job.batch, :, job.rows] += grad.sum(3).flip(2)
+            found["ramp_k"][job.batch, :, keys] += grad.sum(2)
 
     def head(self, job: Job, keys: slice) -> int:
         """Where on a line the first row and key of a tile stand."""

@@ -1,0 +1,133 @@
+"""The README is true: its examples run as printed, and its table, its output and its tree are the real ones."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import adapos
+from adapos import cli, contract
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ADAPOS = Path(sys.executable).with_name("adapos")
+
+
+@pytest.fixture(autouse=True)
+def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever terminal the tests are run from."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def printed(command: str) -> list[str]:
+    """The lines that the README shows below a command."""
+    (found,) = [block for block in blocks("console") if block.startswith(f"$ {command}\n")]
+    return found.splitlines()[1:]
+
+
+def encoding_of_ones_own() -> str:
+    (found,) = [block for block in blocks("python") if "@adapos.register" in block]
+    return found
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("code", blocks("python"))
+def test_examples_run_as_printed(code: str) -> None:
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_the_first_example_is_short_and_makes_what_it_says() -> None:
+    first = blocks("python")[0]
+    assert len(first.splitlines()) < 20
+    names: dict[str, object] = {}
+    exec(compile(first, "README.md", "exec"), names)
+    for name in ("out", "longer"):
+        (claimed,) = re.findall(rf"^{name} = .*?#.*?, (\(.*\))$", first, flags=re.MULTILINE)
+        assert str(tuple(names[name].shape)) == claimed  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("registry")
+def test_the_encoding_of_ones_own_composes() -> None:
+    exec(compile(encoding_of_ones_own(), "README.md", "exec"), {"__name__": "readme"})
+    (composed,) = re.findall(r'`adapos\.build\("(gaussian.*?)", shape\)`', README)
+    assert adapos.spec(adapos.build(composed, adapos.Shape(layers=1, width=8, heads=2))) == composed
+
+
+def test_the_table_of_encodings_is_the_generated_one() -> None:
+    (shown,) = re.findall(r"<!-- encodings -->\n(.*)<!-- /encodings -->", README, flags=re.DOTALL)
+    assert shown == CliRunner().invoke(cli.app, ["encodings", "--markdown"]).stdout
+
+
+def test_kernels_prints_what_the_readme_shows() -> None:
+    arguments = ["kernels", "kerple + dape(kernel=3)", "--length", "2048"]
+    out = CliRunner().invoke(cli.app, arguments).stdout
+    assert [line.rstrip() for line in out.splitlines()] == printed(
+        'adapos kernels "kerple + dape(kernel=3)" --length 2048'
+    )
+
+
+def test_encodings_prints_what_the_readme_shows() -> None:
+    out = [line.rstrip() for line in CliRunner().invoke(cli.app, ["encodings"]).stdout.splitlines()]
+    rest = iter(out)
+    # trimmed, so the lines come in this order with others between them
+    assert all(line in rest for line in printed("adapos encodings") if line != "...")
+
+
+def without_numbers(line: str) -> str:
+    return re.sub(r"\d\.\de[+-]\d+", "#", line.rstrip())
+
+
+@pytest.mark.slow
+def test_check_prints_what_the_readme_shows_but_for_rounding(tmp_path: Path) -> None:
+    (tmp_path / "my_encoding.py").write_text(encoding_of_ones_own())
+    command = [ADAPOS, "check", "my_encoding.py"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    rest = iter([without_numbers(line) for line in result.stdout.splitlines()])
+    assert all(without_numbers(line) in rest for line in printed("adapos check my_encoding.py") if line != "...")
+
+
+def test_check_shows_as_many_promises_as_there_are() -> None:
+    assert printed("adapos check my_encoding.py")[-1] == f"{len(contract.CHECKS)} held"
+
+
+def tree() -> dict[str, str]:
+    """The paths of the tree section, each with its line of explanation; folders end with a slash."""
+    _, section = README.split("## The tree\n")
+    found, folders = {}, [""]
+    for line in section.strip().removeprefix("```").removesuffix("```").strip("\n").splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        name, _, about = line.strip().partition(" ")
+        path = folders[depth] + name
+        folders[depth + 1 :] = [path] if name.endswith("/") else []
+        found[path] = about.strip()
+    return found
+
+
+def test_every_path_of_the_tree_exists() -> None:
+    listed = tree()
+    assert [path for path in listed if not (ROOT / path).exists()] == []
+    assert [path for path in listed if path.endswith("/") != (ROOT / path).is_dir()] == []
+
+
+def test_every_file_of_the_package_is_in_the_tree_with_a_line() -> None:
+    files = (path for path in (ROOT / "src" / "adapos").rglob("*") if path.is_file() and path.suffix != ".pyc")
+    listed = tree()
+    assert sorted(path.relative_to(ROOT).as_posix() for path in files) == sorted(
+        p for p in listed if p.startswith("src/") and not p.endswith("/")
+    )
+    assert [path for path, about in listed.items() if not about and not path.endswith("/")] == []
+
+
+def test_links_to_files_lead_somewhere() -> None:
+    links = re.findall(r"\]\((?!https?://)([^)#]+)\)", README)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
