@@ -25,7 +25,7 @@ from adapos.layout import PADDING, Layout, count
 from adapos.model.cache import Cache
 from adapos.model.decoder import Decoder
 from adapos.model.layer import begun
-from adapos.registry import build, spec
+from adapos.registry import build, label, spec
 
 EXACT = 1e-9
 LENGTHS = (1, 7, 63, 64, 65, 200)
@@ -130,7 +130,7 @@ def _subject(encoding: Any, shape: Shape) -> tuple[str, Subject]:
         return name, Subject(lambda shape: build(name, shape), shape, fixed=False)
     if isinstance(encoding, PositionalEncoding):
         built = encoding
-        name = spec(built) if built.name else type(built).__name__
+        name = label(built)
         return name, Subject(lambda _: copy.deepcopy(built), built.shape, fixed=True)
     if callable(encoding):
         name = getattr(encoding, "name", "") or getattr(encoding, "__name__", repr(encoding))

@@ -80,6 +80,14 @@ def spec(encoding: PositionalEncoding) -> str:
     return f"{encoding.name}({', '.join(given)})" if given else encoding.name
 
 
+def label(encoding: PositionalEncoding) -> str:
+    """What to call an encoding in a sentence: its spec, or its class where it has none."""
+    named = all(
+        REGISTRY.get(part.name) is type(part) for part in (encoding if isinstance(encoding, Compose) else [encoding])
+    )
+    return spec(encoding) if named else type(encoding).__name__
+
+
 def parse(spec: str) -> list[tuple[str, dict[str, Any]]]:
     """The parts of a spec: names with their given parameters. Nothing is executed."""
     if not isinstance(spec, str) or not spec.strip():

@@ -18,7 +18,7 @@ from adapos.encoding import Keys, PositionalEncoding, Tokens
 from adapos.kernels import Call
 from adapos.layout import Layout
 from adapos.model.layer import allowed, begun
-from adapos.registry import spec
+from adapos.registry import label
 
 REAL = 2**29  # bytes of real tensors at most
 
@@ -47,7 +47,7 @@ def sketch(encoding: PositionalEncoding, size: Size) -> Call:
     encoding.to(size.device, size.dtype)
     longest = encoding.promises.longest
     if longest is not None and size.length > longest:
-        raise ValueError(f"{spec(encoding)!r} takes ids below {longest}, and length {size.length} goes past them")
+        raise ValueError(f"{label(encoding)!r} takes ids below {longest}, and length {size.length} goes past them")
     # ever more for real: nothing, the first hook, everything
     for begins, attends in ((False, False), (True, False)):
         try:
@@ -64,7 +64,7 @@ def _call(encoding: PositionalEncoding, size: Size, *, begins: bool, attends: bo
     if (needed := size.bytes(sum(widths))) > REAL:
         longest = size.length * REAL // needed
         raise ValueError(
-            f"{spec(encoding)!r} reads numbers, so its tensors must be real, and a batch of {size.batch} with length "
+            f"{label(encoding)!r} reads numbers, so its tensors must be real, and a batch of {size.batch} with length "
             f"{size.length} would take too much memory to only look at; ask for a length up to {longest}"
         )
     fake = FakeTensorMode(allow_non_fake_inputs=True)

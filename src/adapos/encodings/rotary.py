@@ -128,26 +128,29 @@ class Rope(PositionalEncoding):
 
 @register("xpos")
 class Xpos(PositionalEncoding):
-    """RoPE whose queries shrink and keys grow by z_m^(p / 512), z_m = (2m / D + 0.4) / 1.4, so that far pairs fade."""
+    """RoPE whose queries shrink and keys grow by z_m^(p / 512), z_m = (2m / D + 0.4) / 1.4, so that far pairs fade.
+
+    The powers leave the range of a floating point number at some id; counting from a centre doubles the room.
+    """
 
     rotates = True
-    promises = Promises(longest=28_000, because="past it z^(p / 512) leaves the range of float32")
+    promises = Promises(longest=50_000, because="past it z^(p / 512) leaves the range of float32")
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
         self.angles = Schedule(self.name, shape.head_width, 10000.0, "none", 1.0, None)
 
     def begin(self, x: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Any]:
-        longest = 2_800 if x.dtype == torch.float16 else self.promises.longest
-        furthest = int(pos.abs().max())
-        if longest is not None and furthest >= longest:
+        centre, reach = (2_000, 2_800) if x.dtype == torch.float16 else (22_000, 28_000)
+        low, high = int(pos.min()), int(pos.max())
+        if low <= centre - reach or high >= centre + reach:
             raise ValueError(
-                f"xpos: position {furthest} is past {longest}, where its decay leaves the range of {x.dtype}; "
-                "evaluate below it or choose rope"
+                f"xpos: positions must lie between {centre - reach} and {centre + reach}, where its decay fits into "
+                f"{x.dtype}, and they go from {low} to {high}; stay within or choose rope"
             )
         cos, sin = self.angles.turn(pos, x)
         half = precise(torch.arange(0, self.angles.width, 2, device=x.device)) / self.angles.width
-        decay = ((half + 0.4) / 1.4) ** (precise(pos)[..., None] / 512)
+        decay = ((half + 0.4) / 1.4) ** (precise(pos - centre)[..., None] / 512)
         return x, pos, (cos, sin, decay.to(cos.dtype))
 
     def tokens(self, layer: int, t: Tokens, pos: Tensor, state: Any) -> Tokens:

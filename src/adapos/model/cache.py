@@ -25,6 +25,7 @@ class Cache:
         self._doc: Tensor | None = None  # (B, S)
         self._plain = True  # ids 0, 1, 2... and one document in every row
         self._dense: Layout | None = None  # the last layout given out that keeps it so
+        self._k_doc: Tensor | None = None  # the documents of that or another: a layout forgets the number of a lone one
 
     def __len__(self) -> int:
         return self.length
@@ -45,11 +46,11 @@ class Cache:
                 f"the cache holds a batch of {self._pos.shape[0]} and the new tokens are {batch}; start a new Cache"
             )
         if self._plain and pos is None and doc is None:
+            self._k_doc = None
             self._dense = Layout.dense(batch, length, cached=self.length, device=device, window=window)
             return self._dense
         if doc is None and self._doc is not None:
-            # a row goes on with its last document
-            doc = self._doc.amax(1, keepdim=True).clamp(min=0).expand(-1, length)
+            doc = _last(self._doc).expand(-1, length)
         if doc is None:
             doc = torch.zeros(batch, length, dtype=torch.long, device=device)
         k_doc = doc if self._doc is None else torch.cat([self._doc, doc], dim=1)
@@ -58,6 +59,7 @@ class Cache:
         if pos is None:
             pos = self._following(k_doc)
         k_pos = pos if self._pos is None else torch.cat([self._pos, pos], dim=1)
+        self._k_doc = k_doc
         return Layout(pos, k_pos, doc, k_doc, start=self.length, window=window)
 
     def _following(self, k_doc: Tensor) -> Tensor:
@@ -73,7 +75,8 @@ class Cache:
     def append(self, layer: int, t: Tokens) -> Keys:
         """All tokens of a layer, the new ones last. They stay only if `commit` follows."""
         new = {"k": t.k, "v": t.v, **{f"extra.{name}": x for name, x in t.extra.items()}}
-        old = self._layers.get(layer)
+        # what a first pass left behind that failed is nothing to go on with
+        old = self._layers.get(layer) if self.length else None
         if old is not None and old.keys() != new.keys():
             raise ValueError(
                 f"the cache holds {', '.join(old)} and the layer now gives {', '.join(new)}; start a new Cache"
@@ -99,7 +102,8 @@ class Cache:
             )
         if torch.is_grad_enabled() and (new.requires_grad or old.requires_grad):
             return torch.cat([old[:, :, : self.length], new], dim=2)
-        if old.shape[2] < end or old.requires_grad:
+        locked = old.is_inference() and not torch.is_inference_mode_enabled()
+        if old.shape[2] < end or old.requires_grad or locked:
             grown = old.new_empty(*old.shape[:2], 2 * end, *old.shape[3:])
             grown[:, :, : self.length] = old[:, :, : self.length]
             old = grown
@@ -109,7 +113,7 @@ class Cache:
     def commit(self, layout: Layout) -> None:
         """The pass over the new tokens of `layout` is done: they belong to the cache."""
         self._plain = layout is self._dense
-        self._pos, self._doc = layout.k_pos, layout.k_doc
+        self._pos, self._doc = layout.k_pos, self._k_doc
         self.length = layout.keys
 
     def crop(self, length: int) -> None:
@@ -142,3 +146,9 @@ class Cache:
         return {
             layer: {name: x[:, :, : self.length] for name, x in kept.items()} for layer, kept in self._layers.items()
         }
+
+
+def _last(doc: Tensor) -> Tensor:
+    """(B, 1): the document of the last token of each row that is no padding; 0 where there is none."""
+    index = torch.arange(doc.shape[1], device=doc.device).masked_fill(doc == PADDING, -1).amax(1, keepdim=True)
+    return doc.gather(1, index.clamp(min=0)).clamp(min=0)

@@ -12,7 +12,7 @@ from adapos.encoding import PositionalEncoding, Shape
 from adapos.layout import Layout, count
 from adapos.model.cache import Cache
 from adapos.model.layer import Attention, allowed, begun
-from adapos.registry import build, one_of, spec
+from adapos.registry import build, label, one_of
 
 
 class Swiglu(nn.Module):
@@ -179,4 +179,4 @@ class Decoder(nn.Module):
             nn.init.normal_(module.weight, std=0.02)
 
     def extra_repr(self) -> str:
-        return f"encoding={spec(self.encoding)!r}"
+        return f"encoding={label(self.encoding)!r}"

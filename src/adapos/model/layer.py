@@ -11,7 +11,7 @@ from adapos.encoding import Keys, PositionalEncoding, Shape, Tokens
 from adapos.kernels import attend
 from adapos.layout import Layout
 from adapos.model.cache import Cache
-from adapos.registry import build, spec
+from adapos.registry import build, label
 
 
 class Attention(nn.Module):
@@ -91,16 +91,16 @@ class SelfAttention(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        return f"encoding={spec(self.encoding)!r}"
+        return f"encoding={label(self.encoding)!r}"
 
 
 def allowed(encoding: PositionalEncoding, layout: Layout, cache: Cache | None) -> None:
     """Refuse what the encoding does not promise, before anything is computed."""
     promises = encoding.promises
     if cache is not None and not promises.cacheable:
-        raise ValueError(f"{spec(encoding)!r} cannot decode with a cache: {promises.because}")
+        raise ValueError(f"{label(encoding)!r} cannot decode with a cache: {promises.because}")
     if promises.causal_only and not layout.causal:
-        raise ValueError(f"{spec(encoding)!r} is for causal attention only: {promises.because}")
+        raise ValueError(f"{label(encoding)!r} is for causal attention only: {promises.because}")
 
 
 def begun(encoding: PositionalEncoding, x: Tensor, layout: Layout) -> tuple[Tensor, Layout, Any]:
@@ -108,6 +108,6 @@ def begun(encoding: PositionalEncoding, x: Tensor, layout: Layout) -> tuple[Tens
     x, pos, state = encoding.begin(x, layout.q_pos)
     if pos is not layout.q_pos:
         if layout.keys != layout.queries:
-            raise ValueError(f"{spec(encoding)!r} renumbers tokens, which cannot be done once some are cached")
+            raise ValueError(f"{label(encoding)!r} renumbers tokens, which cannot be done once some are cached")
         layout = Layout(pos, pos, layout.q_doc, layout.k_doc, causal=layout.causal, window=layout.window)
     return x, layout, state
