@@ -26,6 +26,12 @@ def threads() -> Iterator[None]:
 
 
 @pytest.fixture
+def one_thread(threads: None) -> None:
+    """Quicker for tiny tensors; tiles run in the thread that called."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names registered by a test are forgotten after it."""
     from adapos import registry

@@ -182,7 +182,7 @@ POS = torch.arange(4)[None]
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"q_pos": POS.float()}, "q_pos must hold integers, not torch.float32; positions stay integers, cast with"),
+        ({"q_pos": POS.float()}, "q_pos must hold integers, not torch.float32; positions and documents are whole, cast with"),
         ({"k_pos": POS.double()}, "k_pos must hold integers, not torch.float64"),
         ({"q_pos": POS.bool()}, "q_pos must hold integers, not torch.bool"),
         ({"q_doc": POS, "k_doc": POS.float()}, "k_doc must hold integers, not torch.float32"),
@@ -197,7 +197,7 @@ POS = torch.arange(4)[None]
         ({"q_doc": POS[:, :3], "k_doc": POS}, r"q_doc has shape \(1, 3\) and its positions \(1, 4\); they must agree"),
         ({"q_doc": POS, "k_doc": POS[:, :3]}, r"k_doc has shape \(1, 3\) and its positions \(1, 4\)"),
         ({"k_pos": POS[:, :3]}, r"there are more queries \(4\) than keys \(3\); every query is also a key"),
-        ({"window": 0}, r"window \(0\) must be at least 1: a query sees itself"),
+        ({"window": 0}, r"window \(0\) must be a whole number of at least 1: a query sees itself"),
         ({"start": 1}, r"start \(1\) must place 4 queries among 4 keys: it lies between 0 and 0"),
         ({"start": 4, "q_pos": POS[:, :1]}, r"start \(4\) must place 1 queries among 4 keys: it lies between 0 and 3"),
     ],
@@ -213,7 +213,7 @@ def test_what_is_no_layout_is_refused(given: dict[str, Tensor], message: str) ->
         (0, 4, {}, r"batch \(0\) and length \(4\) must be at least 1; there is nothing to attend to"),
         (2, 0, {}, r"batch \(2\) and length \(0\) must be at least 1"),
         (1, 1, {"cached": -1}, r"cached \(-1\) must be at least 0"),
-        (1, 1, {"window": -1}, r"window \(-1\) must be at least 1"),
+        (1, 1, {"window": -1}, r"window \(-1\) must be a whole number of at least 1"),
     ],
 )
 def test_an_empty_dense_layout_is_refused(batch: int, length: int, settings: dict[str, int], message: str) -> None:

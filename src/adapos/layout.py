@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 
 import torch
 from torch import Tensor
 
 ALL = slice(None)
 PADDING = -1
+FURTHEST = 2**22  # apart, for ids that are looked up in a table
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,8 +20,8 @@ class Layout:
     ids, which may jump, repeat or restart. Padding and packing are one thing: a document per token, -1 for
     padding; a query sees the keys of its own document. Without documents every token belongs to one.
 
-    `Layout(q_pos, k_pos)` measures `span`, `ahead` and `consecutive` from the ids, once; where they are
-    given with a `span` they are trusted, so that no device is asked inside a layer.
+    `span`, `ahead` and `consecutive` are measured from the ids, once, so that no device is asked inside a layer;
+    `dense` knows them.
     """
 
     q_pos: Tensor  # (B, T)
@@ -28,13 +29,14 @@ class Layout:
     q_doc: Tensor | None = None  # (B, T)
     k_doc: Tensor | None = None  # (B, S)
     start: int = -1  # index on the key axis of the first query; -1: the queries are the last keys
-    span: int = 0  # max(q_pos - k_pos) + 1; 0: to be measured
+    span: int = 0  # max(q_pos - k_pos) + 1
     causal: bool = True
     window: int | None = None  # a query sees keys at an index distance below this
     ahead: int = 0  # max(k_pos - q_pos) over visible pairs, or 0
     consecutive: bool = False  # q_pos - k_pos is the difference of indices for every visible pair
+    known: InitVar[bool] = False  # span, ahead and consecutive are given and right
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, known: bool) -> None:
         self._validate()
         for name in ("q_pos", "k_pos", "q_doc", "k_doc"):
             if (ids := getattr(self, name)) is not None:
@@ -46,7 +48,7 @@ class Layout:
                 f"start ({self.start}) must place {self.queries} queries among {self.keys} keys: "
                 f"it lies between 0 and {self.keys - self.queries}"
             )
-        if self.span == 0:
+        if not known:
             self._measure()
 
     @classmethod
@@ -61,6 +63,9 @@ class Layout:
         cached: int = 0,
     ) -> Layout:
         """One document a row with ids 0, 1, 2...: `length` queries behind `cached` keys."""
+        for name, size in (("batch", batch), ("length", length), ("cached", cached)):
+            if not isinstance(size, int) or isinstance(size, bool):
+                raise ValueError(f"{name} must be a whole number, not {size!r}")
         if batch < 1 or length < 1:
             raise ValueError(f"batch ({batch}) and length ({length}) must be at least 1; there is nothing to attend to")
         if cached < 0:
@@ -76,6 +81,7 @@ class Layout:
             window=window,
             ahead=ahead,
             consecutive=True,
+            known=True,
         )
 
     @property
@@ -122,9 +128,9 @@ class Layout:
         low, high = -self.ahead, max(self.span - 1, -self.ahead)
         if furthest is not None:
             low, high = max(low, -furthest), min(high, furthest)
-        if high - low >= 2**26:
+        if high - low >= FURTHEST:
             raise ValueError(
-                f"a table of distances holds at most {2**26} entries, and these ids are up to {high - low} apart; "
+                f"a table of distances reaches up to {FURTHEST}, and these ids are up to {high - low} apart; "
                 "number the tokens closer together"
             )
         return torch.arange(low, high + 1, device=self.k_pos.device)
@@ -148,6 +154,7 @@ class Layout:
             k_pos=self.k_pos.to(device),
             q_doc=move(self.q_doc),
             k_doc=move(self.k_doc),
+            known=True,
         )
 
     def _validate(self) -> None:
@@ -155,9 +162,11 @@ class Layout:
         for name, ids in tensors.items():
             if ids is None:
                 continue
+            if not isinstance(ids, Tensor):
+                raise ValueError(f"{name} must be a tensor of integers, not a {type(ids).__name__}")
             if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
                 raise ValueError(
-                    f"{name} must hold integers, not {ids.dtype}; positions stay integers, cast with .long()"
+                    f"{name} must hold integers, not {ids.dtype}; positions and documents are whole, cast with .long()"
                 )
             if ids.ndim != 2:
                 raise ValueError(f"{name} must have shape (batch, tokens), not {tuple(ids.shape)}")
@@ -178,8 +187,8 @@ class Layout:
             raise ValueError(
                 f"there are more queries ({self.queries}) than keys ({self.keys}); every query is also a key"
             )
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window ({self.window}) must be at least 1: a query sees itself")
+        if self.window is not None and (not isinstance(self.window, int) or self.window < 1):
+            raise ValueError(f"window ({self.window!r}) must be a whole number of at least 1: a query sees itself")
 
     def _measure(self) -> None:
         if self.k_doc is not None and self.q_doc is not None:
@@ -191,8 +200,13 @@ class Layout:
         if consecutive:
             span, ahead = self.start + self.queries, self.keys - 1 - self.start
         else:
-            span = max(int(self.q_pos.max() - self.k_pos.min()) + 1, 1)
-            ahead = max(int(self.k_pos.max() - self.q_pos.min()), 0)
+            low, high = int(self.k_pos.min()), int(self.k_pos.max())
+            if low < -(2**61) or high > 2**61:
+                raise ValueError(
+                    f"ids must lie between -2^61 and 2^61, and they go from {low} to {high}; renumber them"
+                )
+            span = max(int((self.q_pos.amax(1) - self.k_pos.amin(1)).max()) + 1, 1)
+            ahead = max(int((self.k_pos.amax(1) - self.q_pos.amin(1)).max()), 0)
         if self.causal and (consecutive or self._rising()):
             ahead = 0
         object.__setattr__(self, "consecutive", consecutive)

@@ -36,6 +36,11 @@ class Term:
         names = [field.name for field in fields(self) if isinstance(getattr(self, field.name), Tensor)]
         return replace(self, **dict(zip(names, tensors, strict=True)))
 
+    @property
+    def breadth(self) -> int:
+        """How many numbers a pair takes while the term is computed, where that is more than one a head."""
+        return 0
+
     def sizes(self, batch: int, heads: int, queries: int, keys: int) -> dict[str, tuple[int | None, ...]]:
         """The shape that each tensor must have; None fits any size."""
         raise NotImplementedError(f"{type(self).__name__} must say the sizes of its tensors")
@@ -128,6 +133,10 @@ class Fire(Bias):
     b2: Tensor  # (H,)
     slope: float = 0.0  # of the rectifier, below zero
 
+    @property
+    def breadth(self) -> int:
+        return self.w1.shape[0]
+
     def sizes(self, batch: int, heads: int, queries: int, keys: int) -> dict[str, tuple[int | None, ...]]:
         width = self.w1.shape[0]
         return {"c": (), "threshold": (), "w1": (None,), "b1": (width,), "w2": (heads, width), "b2": (heads,)}
@@ -199,6 +208,10 @@ class HeadMix(Mix):
     def kernel(self) -> int:
         return self.w_in.shape[-1]
 
+    @property
+    def breadth(self) -> int:
+        return max(self.w_in.shape[:2])
+
     def channels(self, heads: int, biased: bool) -> int:
         return 2 * heads if biased and self.form in ("residual", "concat") else heads
 
@@ -207,7 +220,7 @@ class HeadMix(Mix):
         return {"w_in": (None, None, None), "b_in": (width,), "w_out": (heads, width, kernel), "b_out": (heads,)}
 
     def rows(self, score: Tensor, bias: Tensor | None, seen: Tensor, rows: slice = ALL) -> Tensor:
-        w_in, b_in, w_out, b_out = (wide(x) for x in self.tensors())
+        w_in, b_in, w_out, b_out = (x.to(score.dtype) for x in self.tensors())
         channels, static = score, score
         if bias is not None:
             static = score if self.form == "concat" else score + bias
@@ -232,7 +245,7 @@ class Cope(Mix):
         return {"logits": (batch, heads, queries, None)}
 
     def rows(self, score: Tensor, bias: Tensor | None, seen: Tensor, rows: slice = ALL) -> Tensor:
-        logits = wide(self.logits)[:, :, rows]
+        logits = self.logits[:, :, rows].to(score.dtype)
         gate = score.sigmoid().masked_fill(~seen, 0.0)
         position = gate.flip(-1).cumsum(-1).flip(-1).clamp(max=logits.shape[-1] - 1)
         below = position.floor()
@@ -281,6 +294,7 @@ class Pairs:
     def rows(self, score: Tensor, layout: Layout, rows: slice = ALL) -> Tensor:
         """Logits (B, H, t, S) of scores (B, H, t, S), -inf where unseen."""
         seen, bias = layout.visible(rows), self.added(layout, rows)
+        bias = None if bias is None else bias.to(score.dtype)
         if self.mix is not None:
             score = score.masked_fill(~seen, 0.0)
             bias = None if bias is None else bias.masked_fill(~seen, 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -92,11 +93,14 @@ def parse(spec: str) -> list[tuple[str, dict[str, Any]]]:
     """The parts of a spec: names with their given parameters. Nothing is executed."""
     if not isinstance(spec, str) or not spec.strip():
         raise ValueError(f"a spec names encodings, such as 'kerple + dape(kernel=3)'; {spec!r} names none")
+    brief = spec if len(spec) <= 80 else spec[:77] + "..."
     try:
-        tree = ast.parse(spec.strip(), mode="eval").body
-    except (SyntaxError, ValueError):
-        raise ValueError(f"the spec {spec!r} does not parse; write it like 'kerple + dape(kernel=3)'") from None
-    return [_read(node, spec) for node in _sum(tree)]
+        if "#" in spec:  # a comment would be dropped in silence
+            raise SyntaxError
+        tree = ast.parse(" ".join(spec.split()), mode="eval").body
+        return [_read(node, brief) for node in _sum(tree)]
+    except (SyntaxError, RecursionError, MemoryError):
+        raise ValueError(f"the spec {brief!r} does not parse; write it like 'kerple + dape(kernel=3)'") from None
 
 
 def _sum(node: ast.expr) -> list[ast.expr]:
@@ -116,10 +120,18 @@ def _read(node: ast.expr, spec: str) -> tuple[str, dict[str, Any]]:
     if not isinstance(node, ast.Name):
         text = ast.unparse(node)
         raise ValueError(f"the spec {spec!r} must be names joined by +, as in 'kerple + dape'; {text!r} is no name")
-    given = {}
+    given: dict[str, Any] = {}
     for argument in arguments:
+        if argument.arg is None:
+            raise ValueError(
+                f"parameters are given by name, as in 'dape(kernel=3)', not by {ast.unparse(argument.value)}"
+            )
+        if argument.arg in given:
+            raise ValueError(f"{node.id}: {argument.arg} is given twice; give it once")
         try:
-            given[str(argument.arg)] = ast.literal_eval(argument.value)
+            value = given[argument.arg] = ast.literal_eval(argument.value)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError
         except ValueError:
             raise ValueError(
                 f"{node.id}: {argument.arg} must be a plain value (a number, a quoted word, True, False or None), "

@@ -59,7 +59,7 @@ def beyond(found: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     return {where: errors for where, errors in found.items() if not all(error <= EXACT for error in errors.values())}
 
 
-@pytest.mark.usefixtures("small_tiles", "poisoned")
+@pytest.mark.usefixtures("small_tiles", "poisoned", "one_thread")
 @pytest.mark.parametrize("pairs", PAIRS)
 def test_every_backend_equals_the_reference_in_every_layout_where_many_tiles_meet(pairs: str) -> None:
     sizes = cycle(SIZES)
@@ -363,13 +363,12 @@ def measured(pairs: str, length: int, *, backend: str = "tiled", layout: str = "
 
 
 @pytest.fixture
-def one_thread(monkeypatch: pytest.MonkeyPatch, threads: None) -> None:
+def metered(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
     """Only this thread's operations are metered. Tiles a little larger, for each of their operations is."""
-    torch.set_num_threads(1)
     tiles_of(monkeypatch, rows=16, keys=16, pairs=256, scores=4096)
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("metered")
 @pytest.mark.parametrize("layout", ["dense", "documents", "ids that jump"])
 @pytest.mark.parametrize(
     "pairs", ["nothing", "table", "mix 1 residual", "mix 3 residual", "mix 3 of ramp", "cope", "log dot"]
@@ -382,7 +381,7 @@ def test_the_memory_of_tiles_grows_no_faster_than_length(pairs: str, layout: str
     assert quadratic.largest > 4 * long.largest
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("metered")
 @pytest.mark.parametrize("pairs", ["table", "ramp", "fire", "log dot", "distance dot"])
 def test_sdpa_never_holds_a_bias_of_all_pairs(pairs: str) -> None:
     short, long = (measured(pairs, length, backend="sdpa", grad=False) for length in (256, 512))
@@ -390,7 +389,7 @@ def test_sdpa_never_holds_a_bias_of_all_pairs(pairs: str) -> None:
     assert long.largest < 512 * 512
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("metered")
 @pytest.mark.parametrize("backend", [backend.name for backend in BACKENDS])
 def test_without_gradients_nothing_is_kept(backend: str) -> None:
     a = Attention.make("nothing" if backend == "sdpa" else "mix 3 residual", "dense", dtype=torch.float32)

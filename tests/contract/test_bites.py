@@ -14,6 +14,8 @@ from adapos import Keys, Layout, Pairs, PositionalEncoding, Promises, Shape, Tok
 from adapos.layout import ALL
 from adapos.pairs import Bias, Grid, Ramp, wide
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 class Biased(PositionalEncoding):
     """A bias of every pair, written out."""

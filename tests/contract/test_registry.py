@@ -7,6 +7,8 @@ import adapos
 from adapos.encoding import Compose
 from adapos.registry import names
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STATIC = ("t5", "alibi", "kerple", "fire")
 FORMS = ("concat", "add", "bias")
 YARN = "schedule='yarn', factor=4.0, trained=16"

@@ -277,14 +277,14 @@ TOKENS = text(2, 4)
         (TOKENS, {"pos": TOKENS[:, :3]}, r"pos must have the shape of tokens, \(2, 4\), not \(2, 3\)"),
         (TOKENS, {"pos": TOKENS[0]}, r"pos must have the shape of tokens, \(2, 4\), not \(4,\)"),
         (TOKENS, {"doc": TOKENS[:1]}, r"doc must have the shape of tokens, \(2, 4\), not \(1, 4\)"),
-        (TOKENS, {"pos": TOKENS.float()}, "q_pos must hold integers, not torch.float32; positions stay integers, cast"),
+        (TOKENS, {"pos": TOKENS.float()}, "q_pos must hold integers, not torch.float32; positions and documents are whole, cast"),
         (TOKENS, {"doc": TOKENS.double()}, "doc must hold integers, not torch.float64"),
         (TOKENS, {"pos": TOKENS.float(), "cache": Cache()}, "q_pos must hold integers, not torch.float32"),
-        (TOKENS, {"window": 0}, r"window \(0\) must be at least 1: a query sees itself"),
+        (TOKENS, {"window": 0}, r"window \(0\) must be a whole number of at least 1: a query sees itself"),
         (
             TOKENS,
             {"pos": TOKENS, "doc": TOKENS.to("meta")},
-            "q_doc is on meta and q_pos on cpu; move them to one device",
+            "doc is on meta and the decoder on cpu; move them to one device",
         ),
         (TOKENS, {"pos": TOKENS.to("meta")}, "meta.*cpu|cpu.*meta"),
         (TOKENS.to("meta"), {}, "meta.*cpu|cpu.*meta"),
@@ -298,7 +298,7 @@ def test_what_the_decoder_cannot_read_is_refused(tokens: Tensor, settings: dict[
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"vocabulary": 0}, r"vocabulary \(0\) must be at least 1"),
+        ({"vocabulary": 0}, r"vocabulary must be a whole number of at least 1, not 0"),
         ({"mlp": "swigly"}, "Decoder: mlp must be one of 'swiglu', 'gelu', not 'swigly'; did you mean 'swiglu'"),
         ({"encoding": "kerpel"}, "no encoding is called 'kerpel'; did you mean 'kerple'"),
         (
@@ -317,5 +317,5 @@ def test_a_backend_that_cannot_run_the_model_is_refused_and_never_replaced() -> 
         decoder("kerple + dape", backend="sdpa")(text(1, 4))
     with pytest.raises(ValueError, match="no backend is called 'tield'; there are auto, sdpa, tiled, reference"):
         decoder("kerple + dape", backend="tield")(text(1, 4))
-    with pytest.raises(ValueError, match=r"new \(-1\) must be at least 0"):
+    with pytest.raises(ValueError, match=r"new must be a whole number of at least 0, not -1"):
         decoder("rope").generate(text(1, 4), -1)

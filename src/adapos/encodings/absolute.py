@@ -53,7 +53,7 @@ class Learned(PositionalEncoding):
 
 
 def precise(pos: Tensor) -> Tensor:
-    """Ids as floating point numbers for angles: doubles, where the device has them."""
+    """As double precision numbers, where the device has them: for angles and long sums."""
     return pos.to(torch.float32 if pos.device.type == "mps" else torch.float64)
 
 

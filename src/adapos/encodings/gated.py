@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adapos.encoding import Keys, PositionalEncoding, Promises, Shape, Tokens
-from adapos.layout import PADDING, Layout
+from adapos.encodings.absolute import precise
+from adapos.layout import Layout
 from adapos.pairs import Pairs, Ramp, wide
 from adapos.registry import register
 
@@ -34,10 +35,19 @@ class Gated(PositionalEncoding):
         return t.but(extra={**t.extra, self.name: gate.transpose(1, 2)})
 
     def pairs(self, layer: int, q: Tensor, keys: Keys, layout: Layout) -> Pairs:
-        gate = wide(keys.extra[self.name])
-        if layout.k_doc is not None:
-            gate = gate.masked_fill((layout.k_doc == PADDING)[:, None], 0.0)
-        total = gate.cumsum(-1)  # (B, H, S)
+        if self.name not in keys.extra:
+            raise ValueError(
+                f"{self.name} reads gates from keys.extra[{self.name!r}]: pass on the extra that tokens() returns"
+            )
+        gate = keys.extra[self.name]
+        # in double: the sums grow with the text, and near tokens differ by little
+        gate = precise(gate)  # (B, H, S)
+        if layout.k_doc is None:
+            total = gate.cumsum(-1)
+        else:
+            # document by document, for what stands between two tokens may be another's
+            order = layout.k_doc.argsort(dim=1, stable=True)[:, None].expand_as(gate)
+            total = torch.empty_like(gate).scatter(2, order, gate.gather(2, order).cumsum(-1))
         return Pairs((Ramp(total[..., layout.start : layout.start + layout.queries], -total),))
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from adapos.encoding import PositionalEncoding, Promises, Shape
 from adapos.registry import at_least, register
 
+MOST = 2**26  # ids to draw from
+
 
 @register("randomized")
 class Randomized(PositionalEncoding):
@@ -36,5 +38,9 @@ class Randomized(PositionalEncoding):
         if int(pos.min()) < 0:
             raise ValueError(f"randomized: positions must be at least 0, and one is {int(pos.min())}; shift the ids")
         length = int(pos.max()) + 1
+        if self.factor * length > MOST:
+            raise ValueError(
+                f"randomized: factor ({self.factor}) times length ({length}) must be at most {MOST}; lower the factor"
+            )
         drawn = torch.rand(pos.shape[0], self.factor * length, device=pos.device).topk(length, dim=1).indices
         return x, drawn.sort(dim=1).values.gather(1, pos), None

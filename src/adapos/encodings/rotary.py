@@ -41,6 +41,10 @@ class Schedule:
             raise ValueError(
                 f"{name}: factor ({factor}) does nothing without a schedule; name one of {', '.join(SCHEDULES[1:])}"
             )
+        if schedule == "none" and trained is not None:
+            raise ValueError(
+                f"{name}: trained ({trained}) does nothing without a schedule; name one of {', '.join(SCHEDULES[1:])}"
+            )
         if schedule in ("ntk", "dynamic") and width < 4:
             raise ValueError(f"{name}: schedule {schedule!r} needs a head_width of at least 4, not {width}")
         self.width, self.base, self.schedule, self.factor, self.trained = (
@@ -58,9 +62,10 @@ class Schedule:
         reason = "the dynamic schedule turns every key by an angle that depends on the total length"
         return Promises(cacheable=False, relative=False, because=reason)
 
-    def turn(self, pos: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T) -> cos and sin, (B, T, D / 2) in the working precision of `like`."""
+    def turn(self, pos: Tensor, like: Tensor, *, sized: bool = True) -> tuple[Tensor, Tensor]:
+        """(B, T) -> cos and sin, (B, T, D / 2) in the working precision of `like`, of the schedule's size or of 1."""
         frequency, size = self.frequencies(pos)
+        size = size if sized else 1.0
         angle = precise(pos)[..., None] * frequency
         return (size * angle.cos()).to(wide(like).dtype), (size * angle.sin()).to(wide(like).dtype)
 
@@ -141,12 +146,14 @@ class Xpos(PositionalEncoding):
         self.angles = Schedule(self.name, shape.head_width, 10000.0, "none", 1.0, None)
 
     def begin(self, x: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Any]:
-        centre, reach = (2_000, 2_800) if x.dtype == torch.float16 else (22_000, 28_000)
+        where = x.device.type
+        kind = torch.get_autocast_dtype(where) if torch.is_autocast_enabled(where) else x.dtype
+        centre, reach = (2_000, 2_800) if kind == torch.float16 else (22_000, 28_000)
         low, high = int(pos.min()), int(pos.max())
         if low <= centre - reach or high >= centre + reach:
             raise ValueError(
                 f"xpos: positions must lie between {centre - reach} and {centre + reach}, where its decay fits into "
-                f"{x.dtype}, and they go from {low} to {high}; stay within or choose rope"
+                f"{kind}, and they go from {low} to {high}; stay within or choose rope"
             )
         cos, sin = self.angles.turn(pos, x)
         half = precise(torch.arange(0, self.angles.width, 2, device=x.device)) / self.angles.width

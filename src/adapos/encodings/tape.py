@@ -55,6 +55,8 @@ class Tape(PositionalEncoding):
         self.width, self.attention, self.mlp, self.mixing, self.form = width, attention, mlp, mixing, form
         self.base, self.schedule, self.factor, self.trained = base, schedule, factor, trained
         self.angles = Schedule(self.name, shape.head_width, base, schedule, factor, trained)
+        if form == "additive" and shape.head_width < 4:
+            raise ValueError(f"tape: form='additive' needs a head_width of at least 4, not {shape.head_width}")
         updates, heads, groups, inner = shape.layers - 1, shape.heads, shape.kv_heads, width or 4 * shape.heads
         if attention:
             size = (updates, groups, heads) if mixing == "heads" else (updates, heads)
@@ -79,7 +81,9 @@ class Tape(PositionalEncoding):
         return self.form == "additive"
 
     def begin(self, x: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Any]:
-        state = torch.cat(self.angles.turn(pos, x), dim=-1)  # (B, T, D): real parts, then imaginary
+        # an additive state is no turn, and has no size to share with queries and keys
+        turn = self.angles.turn(pos, x, sized=self.form == "rotary")
+        state = torch.cat(turn, dim=-1)  # (B, T, D): real parts, then imaginary
         if self.form == "additive":
             state = self._features(state)
         return x, pos, state[:, None].expand(-1, self.shape.kv_heads, -1, -1)  # (B, G, T, D)

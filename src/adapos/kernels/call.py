@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from adapos.layout import Layout
+from adapos.layout import PADDING, Layout
 from adapos.pairs import HeadMix, Pairs, Term
 
 
@@ -88,6 +89,12 @@ class Call:
             check_term(term, q, k)
         if isinstance(pairs.mix, HeadMix):
             check_channels(pairs.mix, q.shape[1], biased=bool(pairs.bias))
+        if scale is not None and not math.isfinite(scale):
+            raise ValueError(f"scale ({scale}) must be a finite number")
+        if layout.k_doc is not None:
+            # a weight of zero does not hide a NaN
+            padding = (layout.k_doc == PADDING)[:, None, :, None]
+            k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
         return cls(q, k, v, layout, pairs, q.shape[3] ** -0.5 if scale is None else float(scale), dropout)
 
 

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from adapos.kernels.call import Call
+from adapos.pairs import wide
 
 # all but MATH, which is quadratic in memory
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
@@ -20,6 +21,8 @@ class Sdpa:
     def refuses(self, call: Call) -> str | None:
         if call.pairs.mix is not None:
             return f"{type(call.pairs.mix).__name__} reads scores, and sdpa never shows them"
+        if call.scale <= 0:
+            return f"sdpa multiplies its own mask by the scale, and {call.scale} makes that a NaN"
         if call.dropout and call.q.device.type == "cpu":
             return "sdpa on a CPU falls back to quadratic memory when it drops attention weights"
         if not call.differentiable:
@@ -40,6 +43,7 @@ class Sdpa:
         # the fused kernels want one width: zeros change neither scores nor the columns that are kept
         width = max(q.shape[-1], values)
         q, k, v = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         if self._maskless(call):
             out = fused(q, k, v, call, causal=call.layout.causal and call.layout.queries > 1)
             return out[..., :values]
@@ -52,7 +56,7 @@ class Sdpa:
             mask = layout.visible(rows)
             bias = call.pairs.added(layout, rows)
             if bias is not None:
-                mask = bias.masked_fill(~mask, -torch.inf)
+                mask = bias.to(wide(q).dtype).masked_fill(~mask, -torch.inf)
             parts.append(fused(q[:, :, rows], k[:, :, :keys], v[:, :, :keys], call, mask=mask))
         return torch.cat(parts, dim=2)[..., :values]
 

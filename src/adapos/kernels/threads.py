@@ -28,8 +28,10 @@ def spread(
     """work(share) for one share of the jobs per thread, in the order of the shares; never under autocast."""
     shares = _dealt(jobs, cost, torch.get_num_threads() if device.type == "cpu" else 1)
 
+    inference = torch.is_inference_mode_enabled()  # each thread's own, and a tensor made in it stays in it
+
     def exact(share: list[Job]) -> Result:
-        with torch.autocast(device.type, enabled=False):
+        with torch.inference_mode(inference), torch.autocast(device.type, enabled=False):
             return work(share)
 
     if len(shares) == 1:

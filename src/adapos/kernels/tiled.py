@@ -18,7 +18,7 @@ SCORES = 2**21  # numbers in the scores of one tile of whole rows
 
 
 class Tiled:
-    """`scores` bounds the tiles of whole rows: their scores hold so many numbers, or one row."""
+    """`scores` bounds the tiles of whole rows: all threads together hold so many numbers a channel, or a row each."""
 
     name = "tiled"
 
@@ -35,8 +35,12 @@ class Tiled:
         masked = bool(call.pairs.bias) and call.layout.queries > 1
         return 0 if call.q.device.type == "cpu" and (padded or masked) and tiles.suits(call) else 2
 
-    @torch.compiler.disable
     def __call__(self, call: Call) -> Tensor:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(self.run)(call)
+        return self.run(call)
+
+    def run(self, call: Call) -> Tensor:
         if tiles.suits(call):
             with torch.autocast(call.q.device.type, enabled=False):
                 return tiles.run(call)
@@ -50,7 +54,8 @@ class Tiled:
 
 def cuts(call: Call, scores: int) -> list[slice]:
     """The query rows in tiles of whole rows."""
-    size = max(1, scores // (call.layout.batch * call.heads * call.layout.keys))
+    widest = max(call.heads, *(term.breadth for term in call.pairs.terms), 1)
+    size = max(1, scores // (call.layout.batch * widest * call.layout.keys * torch.get_num_threads()))
     return [slice(i, min(i + size, call.layout.queries)) for i in range(0, call.layout.queries, size)]
 
 

@@ -35,7 +35,6 @@ from adapos.pairs import SLOPE, DistanceTable, HeadMix, Ramp, along_keys, wide
 
 ROWS, KEYS = 128, 128  # of a tile
 PAIRS = ROWS * KEYS  # few rows take more keys, and short texts share a tile
-LOWEST = -1e30  # a maximum over nothing yet; finite, for a row may see nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +90,7 @@ def run(call: Call) -> Tensor:
         tensors = problem.tensors()
         out: Tensor = _Tiles.apply(problem, tuple(tensors), *tensors.values())
     else:
-        out, _ = forward(problem)
+        out, _, _ = forward(problem)
     return out.to(call.v.dtype)
 
 
@@ -102,13 +101,15 @@ def prepared(call: Call) -> Problem:
     reach = 0 if mix is None else mix.kernel // 2
     bias, furthest = _line(call, reach)
     q, k, v = (wide(x) for x in (call.q, call.k, call.v))
+    kind = q.dtype
     ramp = next((term for term in call.pairs.bias if isinstance(term, Ramp)), None)
     problem = Problem(layout, call.scale, reach, furthest, q, k, v, second=bias)
     if ramp is not None:
+        # in their own width: the halves are far larger than their sum
         problem = replace(problem, ramp_q=wide(ramp.q), ramp_k=wide(ramp.k))
     if mix is None:
         return problem
-    w_in, b_in, w_out, b_out = (wide(x) for x in mix.tensors())
+    w_in, b_in, w_out, b_out = (x.to(kind) for x in mix.tensors())
     first, second, edges = b_in[:, None], b_out[:, None], None
     of_score = None if mix.form == "bias" else w_in[:, : call.heads]
     of_bias = w_in[:, call.heads :] if mix.form in ("residual", "concat") else w_in
@@ -143,7 +144,7 @@ def _line(call: Call, reach: int) -> tuple[Tensor | None, int]:
     term = next((term for term in call.pairs.bias if isinstance(term, DistanceTable)), None)
     if term is None:
         return None, furthest
-    table = wide(term.table)
+    table = term.table.to(wide(call.q).dtype)
     if not layout.consecutive:
         # looked up by id
         return table.flip(1), table.shape[1] - 1 - term.zero
@@ -171,19 +172,19 @@ def _edge(bias: Tensor, weight: Tensor, b_in: Tensor, column: int) -> Tensor:
 class _Tiles(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, problem: Problem, names: tuple[str, ...], *tensors: Tensor) -> Tensor:
-        out, total = forward(problem)
+        out, top, sums = forward(problem)
         # tensors are kept by autograd alone, or they would keep the graph that made them
         nothing: dict[str, Any] = dict.fromkeys(names)
         ctx.names, ctx.problem = names, replace(problem, **nothing)
-        ctx.save_for_backward(out, total, *tensors)
+        ctx.save_for_backward(out, top, sums, *tensors)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        out, total, *tensors = ctx.saved_tensors
+        out, top, sums, *tensors = ctx.saved_tensors
         problem = replace(ctx.problem, **dict(zip(ctx.names, tensors, strict=True)))
-        found = backward(problem, out, total, grad)
+        found = backward(problem, out, top, sums, grad)
         return None, None, *(found[name].to(x.dtype) for name, x in zip(ctx.names, tensors, strict=True))
 
 
@@ -244,11 +245,12 @@ class Worker:
         self._buffers: dict[str, Tensor] = {}
         self._skewed: dict[int, Tensor] = {}
 
-    def attend(self, share: list[Job], out: Tensor, total: Tensor) -> None:
-        """Fill the rows of a share: the output (B, H, T, E) and the logarithm of each row's sum (B, H, T)."""
+    def attend(self, share: list[Job], out: Tensor, tops: Tensor, totals: Tensor) -> None:
+        """Fill the rows of a share: the output (B, H, T, E), greatest logits and sums (B, H, T)."""
         for job in share:
             q, v = self.rows(job, self.p.q) * self.p.scale, self.flat(job, self.p.v)
-            top = q.new_full((_size(job.batch), self.heads, _size(job.rows), 1), LOWEST)
+            # finite, for a row may see nothing yet
+            top = q.new_full((_size(job.batch), self.heads, _size(job.rows), 1), torch.finfo(q.dtype).min)
             sums = torch.zeros_like(top)
             gathered = q.new_zeros(*q.shape[:2], v.shape[-1])
             for keys in job.tiles():
@@ -263,11 +265,11 @@ class Worker:
             blind = sums == 0
             gathered = gathered.view(*top.shape[:3], -1).div_(sums.masked_fill(blind, 1.0))
             out[job.batch, :, job.rows] = gathered.flip(2)
-            # of a row that sees nothing the backward pass makes weights exp(logit - inf) = 0
-            total[job.batch, :, job.rows] = (top + sums.log()).masked_fill_(blind, torch.inf)[..., 0].flip(2)
+            tops[job.batch, :, job.rows] = top[..., 0].flip(2)
+            totals[job.batch, :, job.rows] = sums[..., 0].flip(2)
 
     def differentiate(
-        self, share: list[Job], out: Tensor, total: Tensor, grad: Tensor, q_found: Tensor
+        self, share: list[Job], out: Tensor, tops: Tensor, totals: Tensor, grad: Tensor, q_found: Tensor
     ) -> dict[str, Tensor]:
         """The share's part of all gradients, by the names of the tensors; its rows of the gradient of q are filled."""
         p, halo = self.p, self.p.halo
@@ -275,17 +277,21 @@ class Worker:
         kinds = {
             name: x.dtype if name in ("k", "v") else torch.float64 for name, x in p.tensors().items() if name != "q"
         }
-        found = {name: torch.zeros_like(getattr(p, name), dtype=kind) for name, kind in kinds.items()}
+        # contiguous, whatever the strides of the tensors themselves: jobs add to views of these
+        found = {name: p.q.new_zeros(getattr(p, name).shape, dtype=kind) for name, kind in kinds.items()}
         for job in share:
+            each = (_size(job.batch), self.heads, _size(job.rows), 1)
+            top, sums = (x[job.batch, :, job.rows].flip(2).view(each) for x in (tops, totals))
+            # weights are exp(logit - top) / sums: the division goes into the gradient, once for all tiles of the row
+            share_of = torch.where(sums == 0, 0.0, 1 / sums)
             q, g = self.rows(job, p.q) * p.scale, self.rows(job, grad)
+            g = g * share_of.view(len(g), -1, 1)
             k, v = self.flat(job, p.k), self.flat(job, p.v)
             dk, dv, dq = self.flat(job, found["k"]), self.flat(job, found["v"]), torch.zeros_like(q)
-            each = (_size(job.batch), self.heads, _size(job.rows), 1)
             weighted = (g * self.rows(job, out)).sum(-1).view(each)
-            sums = total[job.batch, :, job.rows].flip(2)[..., None]
             for keys in job.tiles():
                 tile = self.tile(job, keys, q)
-                weight = torch.sub(tile.logit, sums, out=self.buffer("weight", *tile.logit.shape)).exp_()
+                weight = torch.sub(tile.logit, top, out=self.buffer("weight", *tile.logit.shape)).exp_()
                 flat = weight.view(len(q), -1, _size(keys))
                 dv[:, keys].baddbmm_(flat.transpose(1, 2), g)
                 dlogit = self.buffer("dlogit", *weight.shape)
@@ -456,8 +462,9 @@ class Worker:
         return rows.reshape(-1, self.heads // self.groups * _size(job.rows), x.shape[-1])
 
     def flat(self, job: Job, x: Tensor) -> Tensor:
-        """(B, G, S, D) -> (n G, S, D)"""
-        return x[job.batch].flatten(0, 1)
+        """(B, G, S, D) -> (n G, S, D), a view"""
+        part = x[job.batch]
+        return part.view(-1, *part.shape[2:])
 
     def buffer(self, name: str, *size: int) -> Tensor:
         count = math.prod(size)
@@ -499,27 +506,27 @@ def _taps(weight: Tensor, x: Tensor) -> Iterator[tuple[Tensor, slice, slice]]:
         yield w, slice(reach, count - reach), slice(tap, count - 2 * reach + tap)
 
 
-def forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """The output (B, H, T, E) and the logarithm of each row's sum (B, H, T)."""
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """The output (B, H, T, E), and of each row (B, H, T) the greatest logit and the sum of exp(logit - greatest)."""
     q, v = problem.q, problem.v
-    out, total = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3])
-    padded = _padded(problem)
+    out, top, sums = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3]), q.new_empty(q.shape[:3])
+    ready = _ready(problem)
 
     def work(share: list[Job]) -> None:
         with torch.no_grad():
-            Worker(padded).attend(share, out, total)
+            Worker(ready).attend(share, out, top, sums)
 
     spread(work, jobs(problem), lambda job: job.pairs, q.device)
-    return out, total
+    return out, top, sums
 
 
-def backward(problem: Problem, out: Tensor, total: Tensor, grad: Tensor) -> dict[str, Tensor]:
+def backward(problem: Problem, out: Tensor, top: Tensor, sums: Tensor, grad: Tensor) -> dict[str, Tensor]:
     """The gradients of all tensors of the problem, by name."""
-    padded, q = _padded(problem), torch.empty_like(problem.q)
+    ready, q = _ready(problem), torch.empty_like(problem.q)
 
     def work(share: list[Job]) -> dict[str, Tensor]:
         with torch.no_grad():
-            return Worker(padded).differentiate(share, out, total, grad, q)
+            return Worker(ready).differentiate(share, out, top, sums, grad, q)
 
     found, *rest = spread(work, jobs(problem), lambda job: job.pairs, grad.device)
     for other in rest:
@@ -529,10 +536,10 @@ def backward(problem: Problem, out: Tensor, total: Tensor, grad: Tensor) -> dict
     return found | {"q": q, "k": k}
 
 
-def _padded(problem: Problem) -> Problem:
-    """With zeros past either end of the keys, so that the halo of the outermost tiles reads nothing."""
-    halo = problem.halo
-    return replace(problem, k=F.pad(problem.k.detach(), (0, 0, halo, halo))) if halo else problem
+def _ready(problem: Problem) -> Problem:
+    """With k and v contiguous, and zeros past either end of the keys for the halo of the outermost tiles to read."""
+    k = F.pad(problem.k.detach(), (0, 0, problem.halo, problem.halo))
+    return replace(problem, k=k.contiguous(), v=problem.v.detach().contiguous())
 
 
 def _size(part: slice) -> int:

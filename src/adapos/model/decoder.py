@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adapos.encoding import PositionalEncoding, Shape
-from adapos.layout import Layout, count
+from adapos.layout import PADDING, Layout, count
 from adapos.model.cache import Cache
 from adapos.model.layer import Attention, allowed, begun
-from adapos.registry import build, label, one_of
+from adapos.registry import at_least, build, label, one_of
 
 
 class Swiglu(nn.Module):
@@ -79,8 +79,13 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         one_of("Decoder", "mlp", mlp, ("swiglu", "gelu"))
-        if vocabulary < 1:
-            raise ValueError(f"vocabulary ({vocabulary}) must be at least 1")
+        at_least("Decoder", "vocabulary", vocabulary, 1)
+        if not isinstance(shape, Shape):
+            raise ValueError(f"Decoder: shape must be an adapos.Shape, not {type(shape).__name__}")
+        if hidden is not None:
+            at_least("Decoder", "hidden", hidden, 1)
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"Decoder: dropout ({dropout}) must be at least 0 and below 1")
         if hidden is None:
             hidden = 4 * shape.width if mlp == "gelu" else 8 * ((8 * shape.width // 3 + 7) // 8)
         self.shape, self.vocabulary = shape, vocabulary
@@ -118,7 +123,7 @@ class Decoder(nn.Module):
         """
         layout = self.layout(tokens, pos, doc, cache, causal, window)
         allowed(self.encoding, layout, cache)
-        x, layout, state = begun(self.encoding, self.embedding(tokens), layout)
+        x, layout, state = begun(self.encoding, self.embedding(tokens.long()), layout)
         for block in self.blocks:
             x, state = block(x, self.encoding, layout, state, cache)
         if cache is not None:
@@ -134,12 +139,21 @@ class Decoder(nn.Module):
         causal: bool,
         window: int | None,
     ) -> Layout:
+        home = self.embedding.weight.device
+        for name, ids in (("tokens", tokens), ("pos", pos), ("doc", doc)):
+            if ids is not None and not isinstance(ids, Tensor):
+                raise ValueError(f"{name} must be a tensor, not a {type(ids).__name__}")
+            if ids is not None and ids.device != home:
+                raise ValueError(f"{name} is on {ids.device} and the decoder on {home}; move them to one device")
         if tokens.ndim != 2 or 0 in tokens.shape:
             raise ValueError(
                 f"tokens must have shape (batch, length) with at least one of each, not {tuple(tokens.shape)}"
             )
         if tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ValueError(f"tokens must be integers, not {tokens.dtype}")
+        if home.type == "cpu" and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocabulary:
+            low, high = int(tokens.min()), int(tokens.max())
+            raise ValueError(f"tokens must lie from 0 to {self.vocabulary - 1}, and they go from {low} to {high}")
         for name, ids in (("pos", pos), ("doc", doc)):
             if ids is not None and ids.shape != tokens.shape:
                 raise ValueError(f"{name} must have the shape of tokens, {tuple(tokens.shape)}, not {tuple(ids.shape)}")
@@ -160,17 +174,23 @@ class Decoder(nn.Module):
     @torch.no_grad()
     def generate(self, tokens: Tensor, new: int, *, doc: Tensor | None = None, temperature: float = 0.0) -> Tensor:
         """`tokens` (B, T) and `new` more, decoded with a cache, greedily at temperature 0. `doc` is -1 at padding."""
-        if new < 0:
-            raise ValueError(f"new ({new}) must be at least 0")
+        at_least("generate", "new", new, 0)
+        at_least("generate", "temperature", temperature, 0.0, whole=False)
+        if doc is not None and bool((doc[:, -1] == PADDING).any()):
+            raise ValueError(
+                "a prompt must end in a token to go on from, and some end in padding; pad them on the left"
+            )
         cache = Cache()
         logits = self(tokens, doc=doc, cache=cache)[:, -1]
-        for _ in range(new):
+        for step in range(new):
             if temperature > 0:
-                chosen = torch.multinomial((logits / temperature).softmax(-1), 1)
+                # from the greatest down, or a small temperature overflows
+                chosen = torch.multinomial(((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1), 1)
             else:
                 chosen = logits.argmax(-1, keepdim=True)
             tokens = torch.cat([tokens, chosen], dim=1)
-            logits = self(chosen, cache=cache)[:, -1]
+            if step < new - 1:
+                logits = self(chosen, cache=cache)[:, -1]
         return tokens
 
     @staticmethod

@@ -72,17 +72,22 @@ class SelfAttention(nn.Module):
         self.attention = Attention(shape, 0, backend, dropout)
 
     def forward(
-        self, x: Tensor, layout: Layout | None = None, *, causal: bool = True, cache: Cache | None = None
+        self, x: Tensor, layout: Layout | None = None, *, causal: bool | None = None, cache: Cache | None = None
     ) -> Tensor:
+        """Causal unless `causal=False`; a layout or a cache knows that itself."""
         if x.ndim != 3 or x.shape[2] != self.attention.shape.width:
             raise ValueError(f"x must have shape (batch, tokens, {self.attention.shape.width}), not {tuple(x.shape)}")
         if layout is not None and cache is not None:
             raise ValueError("give a layout or a cache, not both: the cache knows where the new tokens are")
+        if causal is not None and (layout is not None or cache is not None):
+            raise ValueError(
+                "give causal, or a layout or cache that knows it: Layout.dense(batch, length, causal=False)"
+            )
         batch, length = x.shape[:2]
         if cache is not None:
             layout = cache.layout(batch, length, device=x.device)
         elif layout is None:
-            layout = Layout.dense(batch, length, causal=causal, device=x.device)
+            layout = Layout.dense(batch, length, causal=causal is not False, device=x.device)
         allowed(self.encoding, layout, cache)
         x, layout, state = begun(self.encoding, x, layout)
         out, _ = self.attention(x, self.encoding, layout, state, cache)
