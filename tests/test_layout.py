@@ -182,7 +182,10 @@ POS = torch.arange(4)[None]
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"q_pos": POS.float()}, "q_pos must hold integers, not torch.float32; positions and documents are whole, cast with"),
+        (
+            {"q_pos": POS.float()},
+            "q_pos must hold integers, not torch.float32; positions and documents are whole, cast with",
+        ),
         ({"k_pos": POS.double()}, "k_pos must hold integers, not torch.float64"),
         ({"q_pos": POS.bool()}, "q_pos must hold integers, not torch.bool"),
         ({"q_doc": POS, "k_doc": POS.float()}, "k_doc must hold integers, not torch.float32"),

@@ -265,7 +265,7 @@ def test_a_backend_errs_at_most_twice_as_much_as_plain_pytorch_in_the_same_dtype
     for backend in ("reference", *low.able()):
         for name, found, eager, true in zip(["out", *"qkv", *range(9)], low.run(backend), usual, truth, strict=False):
             assert found.dtype == dtype
-            allowed = 2 * float((eager.double() - true).abs().max()) + floor * float(true.abs().max())
+            allowed = 2 * float((eager.double() - true).abs().max()) + floor * max(1.0, float(true.abs().max()))
             assert float((found.double() - true).abs().max()) <= allowed, (backend, name)
 
 
@@ -374,10 +374,10 @@ def metered(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
     "pairs", ["nothing", "table", "mix 1 residual", "mix 3 residual", "mix 3 of ramp", "cope", "log dot"]
 )
 def test_the_memory_of_tiles_grows_no_faster_than_length(pairs: str, layout: str) -> None:
-    short, long = (measured(pairs, length, layout=layout) for length in (128, 256))
+    short, long = (measured(pairs, length, layout=layout) for length in (96, 192))
     assert long.peak <= 2.1 * short.peak
     assert long.largest <= 2.1 * short.largest
-    quadratic = measured(pairs, 256, backend="reference", layout=layout)
+    quadratic = measured(pairs, 192, backend="reference", layout=layout)
     assert quadratic.largest > 4 * long.largest
 
 

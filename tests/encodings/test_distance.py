@@ -249,8 +249,6 @@ def test_settings_that_make_no_sense_are_refused(spec: str, message: str) -> Non
 @pytest.mark.parametrize("spec", ["alibi", "kerple", "xl"])
 def test_ids_too_far_apart_for_a_table_are_refused(spec: str) -> None:
     pos = torch.tensor([[0, 2**40]])
-    with pytest.raises(
-        ValueError, match="a table of distances reaches up to 4194304, and these ids are up to"
-    ):
+    with pytest.raises(ValueError, match="a table of distances reaches up to 4194304, and these ids are up to"):
         bias(spec, Layout(pos, pos))
     assert bias("t5", Layout(pos, pos)).isfinite().all()

@@ -277,7 +277,11 @@ TOKENS = text(2, 4)
         (TOKENS, {"pos": TOKENS[:, :3]}, r"pos must have the shape of tokens, \(2, 4\), not \(2, 3\)"),
         (TOKENS, {"pos": TOKENS[0]}, r"pos must have the shape of tokens, \(2, 4\), not \(4,\)"),
         (TOKENS, {"doc": TOKENS[:1]}, r"doc must have the shape of tokens, \(2, 4\), not \(1, 4\)"),
-        (TOKENS, {"pos": TOKENS.float()}, "q_pos must hold integers, not torch.float32; positions and documents are whole, cast"),
+        (
+            TOKENS,
+            {"pos": TOKENS.float()},
+            "q_pos must hold integers, not torch.float32; positions and documents are whole, cast",
+        ),
         (TOKENS, {"doc": TOKENS.double()}, "doc must hold integers, not torch.float64"),
         (TOKENS, {"pos": TOKENS.float(), "cache": Cache()}, "q_pos must hold integers, not torch.float32"),
         (TOKENS, {"window": 0}, r"window \(0\) must be a whole number of at least 1: a query sees itself"),

@@ -20,7 +20,8 @@ class Dape(PositionalEncoding):
 
     `kernel` 1 is DAPE, 3, 5 or 7 DAPE V2, whose layers also reach over neighbouring keys. Forms: `residual`
     as above, `concat` S + f([S; B]), `add` S + B + f(S + B), `bias` S + B + f(B). With no bias beside it,
-    S + f(S). `zero` starts f at zero, so that the model equals its base.
+    S + f(S). Between the two layers stands a leaky rectifier of slope 0.01, and zeros where the query sees nothing.
+    `zero` starts f at zero, so that the model equals its base.
     """
 
     mixes = True
