@@ -1,6 +1,6 @@
 """What adaptive attention costs beside plain attention: time as a ratio in one run, and peak memory.
 
-    python benchmarks/attention.py [--lengths 512 1024 2048 4096 8192] [--repeats 5]
+    python benchmarks/attention.py [--what forward training memory] [--lengths 512 1024 2048 4096] [--repeats 5]
 
 Batch 1, 12 heads of width 64, W = 32, float32, causal, 2 threads. Each repeat runs plain attention and every encoding
 in turn; the ratio is of neighbours in time. Memory is measured in a process of its own, beyond q, k, v and the output's
@@ -76,7 +76,9 @@ def measure_memory(spec: str, length: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192])
+    kinds = ["forward", "training", "memory"]
+    parser.add_argument("--what", nargs="+", choices=kinds, default=kinds)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
         "--memory", nargs=2, metavar=("SPEC", "LENGTH"), help="measure one call's memory in this process"
@@ -88,6 +90,8 @@ def main() -> None:
         measure_memory(options.memory[0], int(options.memory[1]))
         return
     for training in (False, True):
+        if ("training" if training else "forward") not in options.what:
+            continue
         print(f"\n{'forward and backward' if training else 'forward'}, times plain attention: median [least, most]\n")
         print(f"| | {' | '.join(map(str, options.lengths))} |\n|---|{'---|' * len(options.lengths)}")
         rows: dict[str, list[str]] = {spec: [] for spec in SPECS}
@@ -96,6 +100,8 @@ def main() -> None:
                 rows[spec].append(f"{statistics.median(found):.2f} [{min(found):.2f}, {max(found):.2f}]")
         for spec, cells in rows.items():
             print(f"| `{spec}` | {' | '.join(cells)} |", flush=True)
+    if "memory" not in options.what:
+        return
     print("\nforward and backward, extra peak memory in MB\n")
     print(f"| | {' | '.join(map(str, options.lengths))} |\n|---|{'---|' * len(options.lengths)}")
     for spec in (PLAIN, *SPECS):
