@@ -323,3 +323,9 @@ def test_an_encoding_of_ones_own_that_is_not_cacheable_is_refused_with_its_reaso
     model = decoder(Uncacheable(SHAPE))
     with pytest.raises(ValueError, match="cannot decode with a cache: it looks back and forth"):
         model(text(1, 3), cache=Cache())
+
+
+@pytest.mark.parametrize("rows", [torch.tensor([True, False]), torch.tensor([0.0]), torch.tensor([], dtype=torch.long)])
+def test_rows_to_keep_are_given_by_number(rows: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="rows must be the numbers of the rows to keep"):
+        Cache().select(rows)
