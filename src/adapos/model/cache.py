@@ -130,7 +130,8 @@ class Cache:
         """Keep these rows of the batch, in this order: beams are reordered so."""
         if rows.ndim != 1 or len(rows) < 1 or rows.dtype == torch.bool or rows.is_floating_point():
             raise ValueError(
-                f"rows must be the numbers of the rows to keep, one or more, not {rows.dtype} of shape {tuple(rows.shape)}"
+                "rows must be the numbers of the rows to keep, one or more, "
+                f"not {rows.dtype} of shape {tuple(rows.shape)}"
             )
         self._layers = {layer: {name: x[rows] for name, x in kept.items()} for layer, kept in self._layers.items()}
         if self._pos is not None:
