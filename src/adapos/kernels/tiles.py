@@ -33,7 +33,7 @@ from adapos.kernels.threads import spread
 from adapos.layout import PADDING, Layout
 from adapos.pairs import SLOPE, DistanceTable, HeadMix, Ramp, along_keys, wide
 
-ROWS, KEYS = 128, 128  # of a tile
+ROWS, KEYS = 128, 256  # of a tile
 PAIRS = ROWS * KEYS  # few rows take more keys, and short texts share a tile
 
 
