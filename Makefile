@@ -27,7 +27,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/attention.py
 
 # the constraint keeps torch at the tested version; a bare install may fetch another, with gigabytes of libraries
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/adapos/kernels/cpu/*.cpp src/adapos/kernels/cpu/*.h)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	touch $@

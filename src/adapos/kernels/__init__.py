@@ -9,13 +9,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from adapos.kernels.call import Backend, Call
+from adapos.kernels.cpu import Native
 from adapos.kernels.reference import Reference
 from adapos.kernels.sdpa import Sdpa
 from adapos.kernels.tiled import Tiled
 from adapos.layout import Layout
 from adapos.pairs import Pairs
 
-BACKENDS: tuple[Backend, ...] = (Sdpa(), Tiled(), Reference())
+BACKENDS: tuple[Backend, ...] = (Native(), Sdpa(), Tiled(), Reference())
 
 __all__ = ["BACKENDS", "Backend", "Call", "attend", "choose", "explain", "ranked"]
 

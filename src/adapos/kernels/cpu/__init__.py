@@ -1,0 +1,47 @@
+"""Native code for CPUs: tiles of rows x keys with all heads together, an online softmax, and a recomputing backward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from adapos.kernels.call import Call
+from adapos.kernels.cpu import library
+from adapos.kernels.cpu.ops import DTYPES
+from adapos.kernels.cpu.terms import prepared
+from adapos.pairs import DistanceTable, HeadMix, Ramp
+
+
+class Native:
+    name = "native"
+
+    def refuses(self, call: Call) -> str | None:
+        if call.q.device.type != "cpu":
+            return f"it runs on CPUs, and these tensors are on {call.q.device}"
+        if call.q.dtype not in DTYPES:
+            return f"it computes in float32, and these tensors are {str(call.q.dtype).removeprefix('torch.')}"
+        for term in call.pairs.bias:
+            if not isinstance(term, DistanceTable | Ramp):
+                return f"it adds tables over distance and ramps, and {type(term).__name__} is neither"
+        if call.pairs.mix is not None and not isinstance(call.pairs.mix, HeadMix):
+            return f"it mixes heads, and {type(call.pairs.mix).__name__} counts along whole rows"
+        if call.dropout:
+            return "it does not drop attention weights"
+        return library.missing()
+
+    def rank(self, call: Call) -> int:
+        return 0
+
+    def __call__(self, call: Call) -> Tensor:
+        layout, terms = call.layout, prepared(call)
+        places = (
+            None if layout.consecutive else layout.q_pos.contiguous(),
+            None if layout.consecutive else layout.k_pos.contiguous(),
+            None if layout.q_doc is None else layout.q_doc.contiguous(),
+            None if layout.k_doc is None else layout.k_doc.contiguous(),
+        )
+        numbers = [
+            layout.start, layout.window or 0, int(layout.causal), int(layout.consecutive), terms.zero, int(terms.added)
+        ]  # fmt: skip
+        out: Tensor = torch.ops.adapos.native(call.q, call.k, call.v, *places, *terms.tensors(), numbers, call.scale)[0]
+        return out

@@ -1,0 +1,117 @@
+"""The compiled kernel as Python sees it: found, loaded and called through ctypes, with no header of torch's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+from torch import Tensor
+
+HERE = Path(__file__).parent
+NAME = "_native"
+FAILED = HERE / f"{NAME}.txt"  # why it was not built, written by setup.py
+TARGET = "ADAPOS_NATIVE_TARGET"  # an environment variable: the instruction set to use, where the best is not wanted
+
+_forked = False
+
+
+class View(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("batch", ctypes.c_int64), ("head", ctypes.c_int64), ("token", ctypes.c_int64)]
+
+
+class Table(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("grad", ctypes.c_void_p),
+        ("columns", ctypes.c_int64),
+        ("zero", ctypes.c_int64),
+    ]
+
+
+_NUMBERS = "batch heads groups queries keys width values hidden taps start window causal consecutive dtype added rows columns threads"
+
+
+class Problem(ctypes.Structure):
+    """problem.h, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in _NUMBERS.split()),
+        *((name, ctypes.c_double) for name in ("scale", "slope")),
+        *((name, View) for name in ("q", "k", "v", "out")),
+        *((name, ctypes.c_void_p) for name in ("q_pos", "k_pos", "q_doc", "k_doc", "top", "sums")),
+        *((name, Table) for name in ("first", "second", "bias")),
+        *((name, ctypes.c_void_p) for name in ("ramp_q", "ramp_k", "w_in", "w_bias", "b_in", "w_out", "b_out")),
+        *((name, View) for name in ("d_out", "d_q", "d_k", "d_v")),
+        *((name, ctypes.c_void_p) for name in ("d_ramp_q", "d_ramp_k", "d_w_in", "d_w_bias", "d_b_in", "d_w_out")),
+    ]
+
+
+def view(x: Tensor) -> View:
+    assert x.stride(-1) == 1 or x.shape[-1] == 1
+    return View(x.data_ptr(), *x.stride()[:3])
+
+
+@cache
+def missing() -> str | None:
+    """None, or why there is no kernel to call."""
+    return None if _path() else f"the native kernel was not built: {_reason()}"
+
+
+def run(problem: Problem, *, backward: bool) -> None:
+    status = _library().adapos_run(target().encode(), int(backward), ctypes.byref(problem), int(_forked))
+    if status:
+        raise MemoryError("the native kernel ran out of memory; give it fewer tokens or threads")
+
+
+@cache
+def targets() -> list[str]:
+    """The instruction sets that were built and that this processor has, the best first."""
+    named: bytes = _library().adapos_targets()
+    return named.decode().split()
+
+
+@cache
+def target() -> str:
+    wanted = os.environ.get(TARGET)
+    if wanted is None:
+        return targets()[0]
+    if wanted not in targets():
+        raise ValueError(f"{TARGET} must be one of {', '.join(targets())} on this machine, not {wanted!r}")
+    return wanted
+
+
+def _path() -> Path | None:
+    return next((path for suffix in EXTENSION_SUFFIXES if (path := HERE / f"{NAME}{suffix}").exists()), None)
+
+
+def _reason() -> str:
+    return FAILED.read_text().strip() if FAILED.exists() else "no C++ compiler was found when adapos was installed"
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    path = _path()
+    assert path is not None
+    library = ctypes.CDLL(str(path))
+    library.adapos_targets.restype = ctypes.c_char_p
+    library.adapos_problem_size.restype = ctypes.c_int64
+    library.adapos_run.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+    assert library.adapos_problem_size() == ctypes.sizeof(Problem)
+    loaded = ctypes.CDLL(None)
+    try:
+        # torch's own OpenMP: threads of another runtime would fight with its waiting ones
+        library.adapos_use_openmp(loaded.GOMP_parallel, loaded.omp_get_thread_num, loaded.omp_get_num_threads)
+    except AttributeError:
+        pass  # another runtime, or none: threads of the kernel's own
+    return library
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)

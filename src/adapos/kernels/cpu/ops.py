@@ -1,0 +1,154 @@
+"""The native kernel as operators of torch's, with shapes for the compiler and gradients for autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adapos.kernels.cpu import library
+from adapos.kernels.cpu.terms import NAMES
+from adapos.pairs import SLOPE
+
+ROWS, COLUMNS = 0, 0  # of a tile; 0: as measured best
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+_PLACES = "Tensor? q_pos, Tensor? k_pos, Tensor? q_doc, Tensor? k_doc"
+_TERMS = ", ".join(f"Tensor? {name}" for name in NAMES)
+# numbers: start, window or 0, causal, consecutive, zero, added
+_REST = f"{_PLACES}, {_TERMS}, SymInt[] numbers, float scale"
+torch.library.define("adapos::native", f"(Tensor q, Tensor k, Tensor v, {_REST}) -> (Tensor, Tensor, Tensor)")
+torch.library.define(
+    "adapos::native_backward",
+    f"(Tensor grad, Tensor out, Tensor top, Tensor sums, Tensor q, Tensor k, Tensor v, {_REST}) -> Tensor[]",
+)
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def _problem(q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...]) -> library.Problem:
+    places, terms = rest[:4], dict(zip(NAMES, rest[4 : 4 + len(NAMES)], strict=True))
+    (start, window, causal, consecutive, zero, added), scale = rest[-2], rest[-1]
+    w_out = terms["w_out"]
+    taps, hidden = (1, 0) if w_out is None else (w_out.shape[0], w_out.shape[2])
+    problem = library.Problem(
+        batch=q.shape[0],
+        heads=q.shape[1],
+        groups=k.shape[1],
+        queries=q.shape[2],
+        keys=k.shape[2],
+        width=q.shape[3],
+        values=v.shape[3],
+        hidden=hidden,
+        taps=taps,
+        start=start,
+        window=window,
+        causal=causal,
+        consecutive=consecutive,
+        dtype=DTYPES[q.dtype],
+        added=added,
+        rows=ROWS,
+        columns=COLUMNS,
+        threads=torch.get_num_threads(),
+        scale=scale,
+        slope=SLOPE,
+        q=library.view(q),
+        k=library.view(k),
+        v=library.view(v),
+    )
+    for name, x in zip(("q_pos", "k_pos", "q_doc", "k_doc"), places, strict=True):
+        setattr(problem, name, _address(x))
+    for name, x in terms.items():
+        assert x is None or x.is_contiguous(), name
+        if name not in ("first", "second", "bias"):
+            setattr(problem, name, _address(x))
+        elif x is not None:
+            offset = taps // 2 if name == "first" else 0
+            setattr(problem, name, library.Table(x.data_ptr(), None, x.shape[1], zero + offset))
+    return problem
+
+
+def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    top, sums = (q.new_empty(q.shape[:3], dtype=torch.float32) for _ in range(2))
+    return q.new_empty(*q.shape[:3], v.shape[3]), top, sums
+
+
+@torch.library.impl("adapos::native", "CPU")
+def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (_rows(x) for x in (q, k, v))
+    out, top, sums = _outputs(q, v)
+    problem = _problem(q, k, v, rest)
+    problem.out, problem.top, problem.sums = library.view(out), top.data_ptr(), sums.data_ptr()
+    library.run(problem, backward=False)
+    return out, top, sums
+
+
+@torch.library.register_fake("adapos::native")
+def _forward_shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _outputs(q, v)
+
+
+def _gradients(q: Tensor, k: Tensor, v: Tensor, terms: tuple[Tensor | None, ...]) -> list[Tensor]:
+    """Of q, k, v and the terms that are there, in their order, but for b_out, whose gradient is zero."""
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, *terms[:-1]) if x is not None]
+
+
+@torch.library.impl("adapos::native_backward", "CPU")
+def _backward(
+    grad: Tensor, out: Tensor, top: Tensor, sums: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> list[Tensor]:
+    q, k, v, grad, out = (_rows(x) for x in (q, k, v, grad, out))
+    terms = rest[4 : 4 + len(NAMES)]
+    found = _gradients(q, k, v, terms)
+    problem = _problem(q, k, v, rest)
+    problem.out, problem.d_out = library.view(out), library.view(grad)
+    problem.top, problem.sums = top.data_ptr(), sums.data_ptr()
+    problem.d_q, problem.d_k, problem.d_v = (library.view(x) for x in found[:3])
+    names = [name for name, x in zip(NAMES[:-1], terms[:-1], strict=True) if x is not None]
+    for name, x in zip(names, found[3:], strict=True):
+        if name in ("first", "second", "bias"):
+            getattr(problem, name).grad = x.data_ptr()
+        else:
+            setattr(problem, f"d_{name}", x.data_ptr())
+    library.run(problem, backward=True)
+    return found
+
+
+@torch.library.register_fake("adapos::native_backward")
+def _backward_shapes(
+    grad: Tensor, out: Tensor, top: Tensor, sums: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> list[Tensor]:
+    return _gradients(q, k, v, rest[4 : 4 + len(NAMES)])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *tensors, ctx.numbers, ctx.scale = inputs
+    ctx.there = [x is not None for x in tensors]
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*output, *(x for x in tensors if x is not None))
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * (len(ctx.there) + 2)
+    out, top, sums, *kept = ctx.saved_tensors
+    rest = iter(kept)
+    tensors = [next(rest) if there else None for there in ctx.there]
+    found = iter(torch.ops.adapos.native_backward(grad, out, top, sums, *tensors, ctx.numbers, ctx.scale))
+    gradients: list[Tensor | None] = []
+    for index, x in enumerate(tensors):
+        place = 3 <= index < 7
+        last = index == len(tensors) - 1
+        gradients.append(None if x is None or place else torch.zeros_like(x) if last else next(found))
+    return *gradients, None, None
+
+
+torch.library.register_autograd("adapos::native", _differentiate, setup_context=_keep)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()

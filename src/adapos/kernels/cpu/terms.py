@@ -1,0 +1,112 @@
+"""What the native kernel computes with: the tensors of a call's Pairs as tables over distance, ramps and matrices.
+
+With the bias b a table over distance, HeadMix needs only the scores of a tile, its weights on them, and two tables,
+through which ordinary autograd carries the gradients on to whatever made b:
+
+    hidden = leaky(w_in S + first)          first  = w_bias b + b_in      (W, distance)
+    logit  = S + w_out hidden + second      second = b + b_out            (H, distance)
+
+Where that does not hold, the kernel is given b and w_bias and sends the bias through the first layer pair by pair: for
+ramps, for ids that are not consecutive where taps read neighbours, and in rows where a tap meets a key that is not seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from adapos.kernels.call import Call
+from adapos.pairs import DistanceTable, HeadMix, Ramp, along_keys
+
+FEW = 16  # queries, for which making tables costs more than it saves
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """Float32 but for ramps, whose halves are far larger than their sum; None where a tensor does not apply."""
+
+    first: Tensor | None = None  # (W, R + 2r)
+    second: Tensor | None = None  # (H, R)
+    bias: Tensor | None = None  # (H, R)
+    ramp_q: Tensor | None = None  # (B, H, T)
+    ramp_k: Tensor | None = None  # (B, H, S)
+    w_in: Tensor | None = None  # (k, W, H)
+    w_bias: Tensor | None = None  # (k, W, H)
+    b_in: Tensor | None = None  # (W,)
+    w_out: Tensor | None = None  # (k, H, W)
+    b_out: Tensor | None = None  # (H,)
+    zero: int = 0  # the column of distance 0 in `second` and `bias`
+    added: bool = True  # the bias stands beside the mix as well as inside it
+
+    def tensors(self) -> list[Tensor | None]:
+        return [getattr(self, name) for name in NAMES]
+
+
+NAMES = tuple(field.name for field in fields(Terms) if field.name not in ("zero", "added"))
+
+
+def prepared(call: Call) -> Terms:
+    """By ordinary differentiable operations."""
+    table, zero = merged([term for term in call.pairs.bias if isinstance(term, DistanceTable)])
+    ramps = [term for term in call.pairs.bias if isinstance(term, Ramp)]
+    ramp_q = sum((term.q.double() for term in ramps[1:]), ramps[0].q.double()).contiguous() if ramps else None
+    ramp_k = sum((term.k.double() for term in ramps[1:]), ramps[0].k.double()).contiguous() if ramps else None
+    mix = call.pairs.mix
+    if mix is None:
+        return Terms(second=table, ramp_q=ramp_q, ramp_k=ramp_k, zero=zero)
+    assert isinstance(mix, HeadMix)
+    w_in, b_in, w_out, b_out = (x.float() for x in mix.tensors())
+    reach, biased, added = mix.kernel // 2, bool(call.pairs.bias), mix.form != "concat"
+    of_score = None if mix.form == "bias" else w_in[:, : call.heads]
+    of_bias = w_in[:, call.heads :] if mix.form in ("residual", "concat") else w_in
+    tabled = (
+        table is not None and not ramps and call.layout.queries > FEW and (call.layout.consecutive or not reach)
+    )
+    spelled = not tabled or reach > 0
+    first = second = None
+    if tabled:
+        assert table is not None
+        first = torch.addmm(b_in[:, None], of_bias[..., 0], table) if not reach else _through(table, of_bias, b_in)
+        # no softmax sees a constant: the kernel gives b_out its gradient, which is zero
+        second = b_out.detach()[:, None] + (table if added else torch.zeros_like(table))
+    return Terms(
+        first=None if first is None else first.contiguous(),
+        second=second,
+        bias=table if spelled else None,
+        ramp_q=ramp_q,
+        ramp_k=ramp_k,
+        w_in=None if of_score is None else of_score.permute(2, 0, 1).contiguous(),
+        w_bias=of_bias.permute(2, 0, 1).contiguous() if spelled and biased else None,
+        b_in=b_in if spelled else None,
+        w_out=w_out.permute(2, 0, 1).contiguous(),
+        b_out=b_out,
+        zero=zero,
+        added=added,
+    )
+
+
+def _through(table: Tensor, weight: Tensor, b_in: Tensor) -> Tensor:
+    """A table through the first layer: (H, R) -> (W, R + 2r), distance 0 being r columns further on."""
+    reach = weight.shape[-1] // 2
+    # past either end a table goes on as it ended
+    wider = F.pad(table[None], (2 * reach, 2 * reach), mode="replicate")[0]
+    # a tap further along the keys is a step closer: distance runs the other way
+    first = along_keys(wider[None, :, None], weight.flip(2))[0, :, 0] + b_in[:, None]
+    return first[:, reach : first.shape[1] - reach]
+
+
+def merged(terms: list[DistanceTable]) -> tuple[Tensor | None, int]:
+    """One table for all, and its column of distance 0."""
+    if not terms:
+        return None, 0
+    if len(terms) == 1:
+        return terms[0].table.float().contiguous(), terms[0].zero
+    zero = max(term.zero for term in terms)
+    furthest = max(term.table.shape[1] - 1 - term.zero for term in terms)
+    distance = torch.arange(-zero, furthest + 1, device=terms[0].table.device)
+    columns = [(distance + term.zero).clamp(0, term.table.shape[1] - 1) for term in terms]
+    total = torch.stack([term.table.float()[:, column] for term, column in zip(terms, columns, strict=True)]).sum(0)
+    return total, zero
