@@ -161,7 +161,7 @@ def test_version_is_that_of_the_package() -> None:
 def test_help_names_every_command() -> None:
     result = run("--help")
     assert result.exit_code == 0
-    assert all(command in result.stdout for command in ("encodings", "kernels", "check"))
+    assert all(command in result.stdout for command in ("encodings", "kernels", "profile", "check"))
 
 
 @pytest.mark.parametrize("arguments", [["encode"], ["kernels"], ["check"], ["kernels", "rope", "--lenght", "3"]])

@@ -70,6 +70,10 @@ def test_nothing_below_knows_what_stands_above() -> None:
             assert not imported(file) & (parts - LOWER), file
 
 
+def test_only_the_command_line_knows_the_profile() -> None:
+    assert {own(file) for file in FILES if "profile" in imported(file)} <= {"profile", "cli"}
+
+
 def test_backends_and_encodings_never_import_one_another() -> None:
     for file in FILES:
         if own(file) == "kernels":
@@ -79,7 +83,7 @@ def test_backends_and_encodings_never_import_one_another() -> None:
 
 
 def test_importing_adapos_loads_nothing_heavy() -> None:
-    code = f"import sys, adapos, adapos.model; print([name for name in {HEAVY!r} if name in sys.modules])"
+    code = f"import sys, adapos, adapos.model, adapos.cli; print([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -1,5 +1,6 @@
 """The README is true: its examples run as printed, and its table, its output and its tree are the real ones."""
 
+import json
 import re
 import subprocess
 import sys
@@ -72,6 +73,21 @@ def test_kernels_prints_what_the_readme_shows() -> None:
     assert [line.rstrip() for line in out.splitlines()] == printed(
         'adapos kernels "kerple + dape(kernel=3)" --length 2048'
     )
+
+
+def test_profile_prints_what_the_readme_shows_but_for_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = printed("adapos profile --lengths 512..2048 --repeats 3")
+    small = ["--lengths", "16", "--what", "training", "--repeats", "3", "--threads", "1", "--no-memory"]
+    out = [line.rstrip() for line in CliRunner().invoke(cli.app, ["profile", *small]).stdout.splitlines()]
+    assert out[:2] == shown[:2]
+    (columns,), (said,) = ([line.split() for line in lines if line.startswith("encoding")] for lines in (shown, out))
+    assert columns == said
+    rows = shown[
+        shown.index("2048 tokens") + 1 : next(i for i, line in enumerate(shown) if line.startswith("plain is"))
+    ]
+    held = json.loads((tmp_path / "profile" / "profile.json").read_text())["rows"]
+    assert [re.split("  +", line)[0] for line in rows] == [row["encoding"] for row in held]
 
 
 def test_encodings_prints_what_the_readme_shows() -> None:

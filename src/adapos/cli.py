@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from functools import wraps
 from importlib.metadata import version as version_of
@@ -23,6 +24,7 @@ from adapos import registry, table
 from adapos.contract import Report, check
 from adapos.encoding import PositionalEncoding, Shape
 from adapos.kernels import Call, ranked
+from adapos.profile import measure, page, plan, rows, terminal, words
 from adapos.sketch import Size, sketch
 
 P = ParamSpec("P")
@@ -140,6 +142,72 @@ def built(spec: str, shape: Shape) -> PositionalEncoding:
         return registry.build(spec, shape)
     except RuntimeError as problem:  # a table too large for the memory
         raise ValueError(f"{spec!r} cannot be built: {in_words(problem)}") from None
+
+
+@app.command()
+@in_a_sentence
+def profile(
+    encodings: Annotated[
+        str, typer.Option(help="Encodings, separated by commas.")
+    ] = "rope, alibi, kerple, kerple + dape, kerple + dape(kernel=3), tape",
+    lengths: Annotated[str, typer.Option(help="Tokens: numbers, and doublings such as 512..8192.")] = "512..8192",
+    what: Annotated[
+        str, typer.Option(help=f"Some of {', '.join(plan.MEASUREMENTS)}, separated by commas.")
+    ] = "forward,training,decode",
+    heads: Annotated[int, typer.Option(max=2**16, help="Query heads.")] = 12,
+    kv_heads: Annotated[int | None, typer.Option(help="Key/value heads; as many as heads unless given.")] = None,
+    head_width: Annotated[int, typer.Option(max=2**16, help="Width of a head.")] = 64,
+    batch: Annotated[int, typer.Option(max=2**20, help="Texts at once.")] = 1,
+    dtype: Annotated[Dtype, typer.Option(help="Type of the numbers.")] = Dtype.float32,
+    device: Annotated[str, typer.Option(help="Where to run: cpu or cuda.")] = "cpu",
+    threads: Annotated[
+        int | None, typer.Option(max=2**12, help="Threads; as many as torch takes unless given.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(max=10**6, help="Timings of each, after one that is not counted.")] = 5,
+    backend: Annotated[str, typer.Option(help="auto, or the backend that is to run all encodings.")] = "auto",
+    size: Annotated[str, typer.Option(help=f"The decoder of --what model: {', '.join(plan.SIZES)}.")] = "10m",
+    memory: Annotated[
+        bool, typer.Option("--memory/--no-memory", help="Measure memory too, in a process for each.")
+    ] = True,
+    out: Annotated[str, typer.Option(help="Folder for profile.json, profile.csv and profile.html.")] = "profile",
+) -> None:
+    """Measure what encodings cost on this machine, beside plain attention: time, memory and arithmetic."""
+    asked = plan.Plan(
+        encodings=plan.specs(encodings),
+        lengths=plan.lengths(lengths),
+        what=plan.measurements(what),
+        heads=heads,
+        kv_heads=heads if kv_heads is None else kv_heads,
+        head_width=head_width,
+        batch=batch,
+        dtype=dtype.value,
+        device=device,
+        threads=torch.get_num_threads() if threads is None else threads,
+        repeats=repeats,
+        backend=backend,
+        size=size,
+        memory=memory,
+        out=out,
+    )
+    folder = rows.Folder(out)
+    with terminal.bar(measure.steps(asked)) as step:
+        results = measure.begun(asked)
+        with suppress(KeyboardInterrupt):  # what has been measured is shown and saved all the same
+            measure.measure(asked, results, step=step, keep=folder.keep)
+    if results.rows:
+        terminal.show(results)
+        saved = ["profile.json", "profile.csv"]
+        try:
+            folder.write("profile.html", page.page(results))
+            saved.append("profile.html")
+        except ImportError as problem:
+            print(f"warning: {problem}", file=sys.stderr)
+        print(f"saved in {out}: {', '.join(saved)}")
+    if warning := words.warning(results):
+        print(f"warning: {warning}", file=sys.stderr)
+    if not results.finished:
+        print("interrupted: the rest was not measured", file=sys.stderr)
+        raise typer.Exit(130)
 
 
 @app.command("check")

@@ -1,0 +1,1 @@
+"""What an encoding costs on this machine: `adapos profile`, from its options to tables and a page."""

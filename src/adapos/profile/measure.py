@@ -1,0 +1,161 @@
+"""Times side by side: each repeat runs plain attention and then every encoding, and a ratio is of one repeat."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from adapos.profile import machine
+from adapos.profile.memory import extra
+from adapos.profile.plan import PLAIN, Plan
+from adapos.profile.rows import NOISE, Results, Row, spread
+from adapos.profile.work import Work, maker
+
+SHORT = 0.02  # seconds: shorter runs are repeated within one timing
+LONG = 0.4  # seconds that the slowest may take for that
+
+Say = Callable[[str], object]
+
+
+def begun(plan: Plan) -> Results:
+    """Results without rows: the machine, with its measured peaks."""
+    with threads(plan.threads):
+        return Results(machine.measured(plan.type, plan.device), plan.settings, plan.command)
+
+
+def measure(
+    plan: Plan, results: Results, *, step: Say = lambda text: None, keep: Callable[[Results], object] = lambda r: None
+) -> None:
+    """Fill in the rows. `step` hears of each run before it begins, `keep` of each group of rows that is done.
+
+    When it is interrupted, rows of the repeats that are whole are still added and kept.
+    """
+    with threads(plan.threads):
+        for what, length in plan.groups:
+            group = Group(plan, what, length, step)
+            try:
+                group.run()
+            finally:
+                results.rows += group.rows(results.machine)
+                if results.rows:  # or an earlier profile would make way for nothing
+                    keep(results)
+    results.finished = True
+    keep(results)
+
+
+def steps(plan: Plan) -> int:
+    """How often `step` is called."""
+    works = 1 + len(plan.encodings)
+    return len(plan.what) * len(plan.lengths) * works * (1 + plan.repeats + plan.memory)
+
+
+class Group:
+    """Plain attention and every encoding, for one measurement and length."""
+
+    def __init__(self, plan: Plan, what: str, length: int, step: Say) -> None:
+        self.plan, self.what, self.length, self.step = plan, what, length, step
+        self.works: dict[str, Work] = {}
+        self.notes: dict[str, str] = {}
+        self.times: list[dict[str, float]] = []  # of each whole repeat
+        self.memory: dict[str, int] = {}
+
+    def run(self) -> None:
+        count = self.warm()
+        for _ in range(self.plan.repeats):
+            found = {}
+            for spec in (PLAIN, *self.plan.encodings):
+                self.say(spec)
+                if spec in self.works:
+                    try:
+                        found[spec] = machine.seconds(self.works[spec].once, self.plan.device, count)
+                    except (RuntimeError, MemoryError) as problem:  # it did run once, and memory may be short by now
+                        self.notes[spec] = sentence(problem)
+                        del self.works[spec]
+            self.times.append(found)
+        for spec in (PLAIN, *self.plan.encodings) if self.plan.memory else ():
+            self.say(spec, "memory of ")
+            if spec in self.works:
+                try:
+                    self.memory[spec] = extra(self.plan, self.what, spec, self.length, self.works[spec])
+                except RuntimeError as problem:
+                    self.notes[spec] = f"memory was not measured: {sentence(problem)}"
+
+    def warm(self) -> int:
+        """Make and run each once; what cannot run is noted. Returns how many runs make one timing."""
+        make: Callable[[str], Work] | None = None
+        quick: dict[str, float] = {}
+        for spec in (PLAIN, *self.plan.encodings):
+            self.say(spec)
+            try:
+                make = make or maker(self.plan, self.what, self.length)
+                work = make(spec)
+                took = machine.seconds(work.once, self.plan.device)
+                # a first run is slower than those after it
+                quick[spec] = took if took > SHORT else machine.seconds(work.once, self.plan.device)
+                self.works[spec] = work
+            except (ValueError, RuntimeError, MemoryError) as problem:
+                self.notes[spec] = sentence(problem)
+        if not quick:
+            return 1
+        wanted = SHORT / max(quick.get(PLAIN, min(quick.values())), 1e-7)
+        return max(1, math.ceil(min(wanted, LONG / max(quick.values()))))
+
+    def say(self, spec: str, about: str = "") -> None:
+        self.step(f"{self.what}, {self.length} tokens: {about}{spec}")
+
+    def rows(self, peaks: machine.Machine) -> list[Row]:
+        """Of what has been measured so far, or has been found not to run."""
+        found = []
+        for spec in (PLAIN, *self.plan.encodings):
+            work, times = self.works.get(spec), [each[spec] for each in self.times if spec in each]
+            if work is not None and times:
+                found.append(self.row(spec, work, times, peaks))
+            elif spec in self.notes:
+                found.append(Row(self.what, spec, self.length, note=self.notes[spec]))
+        return found
+
+    def row(self, spec: str, work: Work, times: list[float], peaks: machine.Machine) -> Row:
+        took = statistics.median(times)
+        ratios = tuple(each[spec] / each[PLAIN] for each in self.times if PLAIN in each)
+        apart = spread(ratios)
+        return Row(
+            self.what,
+            spec,
+            self.length,
+            backend=work.backend,
+            milliseconds=1e3 * took,
+            ratio=statistics.median(ratios) if ratios else None,
+            ratio_least=min(ratios, default=None),
+            ratio_most=max(ratios, default=None),
+            spread=apart,
+            noisy=apart is not None and apart > NOISE,
+            ratios=ratios,
+            extra_memory=self.memory.get(spec),
+            flops=work.flops,
+            share_of_peak=None if work.flops is None else work.flops / took / peaks.flops_per_second,
+            share_of_bandwidth=None if work.cached is None else work.cached / took / peaks.bytes_per_second,
+            tokens_per_second=self.plan.batch * self.length / took if self.what == "model" else None,
+            parameters=work.parameters,
+            refused=work.refused,
+            note=self.notes.get(spec, ""),
+        )
+
+
+def sentence(problem: BaseException) -> str:
+    """The first line of what went wrong; torch adds a trace below."""
+    said = str(problem).strip()
+    return " ".join(said.splitlines()[0].split()) if said else type(problem).__name__
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,195 @@
+"""What will be measured: the options of `adapos profile`, read and checked before anything runs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from adapos import registry
+from adapos.encoding import PositionalEncoding, Shape
+from adapos.kernels import BACKENDS
+
+PLAIN = "plain"  # what every ratio is to
+
+MEASUREMENTS = {
+    "forward": "one call of attention without gradients",
+    "training": "one call of attention and its backward pass",
+    "decode": "one query over the cached keys",
+    "model": "a decoder, forward and backward",
+}
+LONGEST = 2**22
+
+
+@dataclass(frozen=True)
+class Size:
+    """A decoder by name."""
+
+    vocabulary: int
+    shape: Shape
+
+
+SIZES = {
+    "10m": Size(16000, Shape(layers=8, width=256, heads=4)),
+    "125m": Size(50257, Shape(layers=12, width=768, heads=12)),
+    "350m": Size(50257, Shape(layers=24, width=1024, heads=16)),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The options. `heads`, `kv_heads` and `head_width` are of the attention calls; a model has those of its `size`."""
+
+    encodings: tuple[str, ...]
+    lengths: tuple[int, ...]
+    what: tuple[str, ...]
+    heads: int = 12
+    kv_heads: int = 12
+    head_width: int = 64
+    batch: int = 1
+    dtype: str = "float32"
+    device: str = "cpu"
+    threads: int = 1
+    repeats: int = 5
+    backend: str = "auto"
+    size: str = "10m"
+    memory: bool = True
+    out: str = "profile"
+
+    def __post_init__(self) -> None:
+        for name in ("encodings", "lengths", "what"):  # lists, where they come from JSON
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("batch", "threads", "repeats"):
+            registry.at_least("profile", name, getattr(self, name), 1)
+        registry.one_of("profile", "size", self.size, tuple(SIZES))
+        names = ["auto", *(backend.name for backend in BACKENDS)]
+        if self.backend not in names:
+            raise ValueError(f"no backend is called {self.backend!r}; there are {', '.join(names)}")
+        try:
+            kind = torch.device(self.device).type
+            torch.empty(1, device=self.device)
+        except (RuntimeError, AssertionError):
+            raise ValueError(f"device {self.device!r} is not available on this machine; try 'cpu'") from None
+        if kind not in ("cpu", "cuda"):
+            raise ValueError(f"device must be cpu or cuda, not {self.device!r}: others are not timed yet")
+        # an encoding that cannot be built is found now, not after an hour
+        for what in self.what:
+            for spec in self.encodings:
+                self.build(spec, what)
+
+    def shape(self, what: str) -> Shape:
+        if what == "model":
+            return SIZES[self.size].shape
+        # two layers: a state that travels has somewhere to go
+        width = max(1, self.heads * self.head_width)
+        return Shape(layers=2, width=width, heads=self.heads, kv_heads=self.kv_heads, head_width=self.head_width)
+
+    def build(self, spec: str, what: str) -> PositionalEncoding:
+        """On the plan's device, always with the same parameters, in training or in evaluation as `what` asks."""
+        torch.manual_seed(0)
+        try:
+            encoding = registry.build(spec, self.shape(what))
+        except RuntimeError as problem:  # a table too large for the memory
+            raise ValueError(f"{spec!r} cannot be built: {problem}") from None
+        return encoding.to(self.device, self.type).train(what in ("training", "model"))
+
+    @property
+    def type(self) -> torch.dtype:
+        found = getattr(torch, self.dtype)
+        assert isinstance(found, torch.dtype)
+        return found
+
+    @property
+    def groups(self) -> Iterator[tuple[str, int]]:
+        """What is run side by side: every encoding for one measurement and length."""
+        return ((what, length) for what in self.what for length in self.lengths)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def command(self) -> str:
+        """The command line that makes this plan, with every option that matters."""
+        given: dict[str, object] = {
+            "encodings": ", ".join(self.encodings),
+            "lengths": ",".join(map(str, self.lengths)),
+            "what": ",".join(self.what),
+        }
+        if set(self.what) - {"model"}:
+            given |= {"heads": self.heads, "kv-heads": self.kv_heads, "head-width": self.head_width}
+        if "model" in self.what:
+            given |= {"size": self.size}
+        for name in ("batch", "dtype", "device", "threads", "repeats", "backend", "out"):
+            given[name] = getattr(self, name)
+        words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+        return shlex.join(["adapos", "profile", *words, *([] if self.memory else ["--no-memory"])])
+
+
+def specs(text: str) -> tuple[str, ...]:
+    """'kerple, dape(width=8, kernel=3)' -> its encodings, split at commas outside parentheses and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter == "," and depth == 0:
+            parts.append("")
+            continue
+        else:
+            depth += (letter in "([{") - (letter in ")]}")
+        parts[-1] += letter
+    found = tuple(" ".join(part.split()) for part in parts)
+    for spec in found:
+        registry.parse(spec)
+        if found.count(spec) > 1:
+            raise ValueError(f"encodings: {spec!r} appears twice; name it once")
+    return found
+
+
+def lengths(text: str) -> tuple[int, ...]:
+    """'512..4096, 1000' -> 512, 1000, 1024, 2048, 4096: numbers, and doublings from one to another."""
+    found: set[int] = set()
+    for part in text.split(","):
+        low, dots, high = (word.strip() for word in part.partition(".."))
+        first = _length(low, part)
+        last = _length(high, part) if dots else first
+        if last < first:
+            raise ValueError(f"lengths: {part.strip()!r} must rise; write {last}..{first}")
+        found.add(last)
+        while first < last:
+            found.add(first)
+            first *= 2
+    return tuple(sorted(found))
+
+
+def _length(word: str, part: str) -> int:
+    # isdecimal alone lets through digits of other scripts, which int reads too
+    number = word.removeprefix("-")
+    if not (number.isascii() and number.isdecimal()):
+        raise ValueError(
+            f"lengths must be whole numbers such as 512,1000 or doublings such as 512..8192, and {part.strip()!r} "
+            "is neither"
+        )
+    if not 1 <= int(word) <= LONGEST:
+        raise ValueError(f"lengths must lie from 1 to {LONGEST}, and {word} does not")
+    return int(word)
+
+
+def measurements(text: str) -> tuple[str, ...]:
+    """'forward,decode' -> what to measure, in the order given."""
+    found: list[str] = []
+    for part in text.split(","):
+        word = part.strip()
+        if word not in MEASUREMENTS:
+            close = get_close_matches(word, MEASUREMENTS, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"what must be some of {', '.join(MEASUREMENTS)}, and {word!r} is none of them{hint}")
+        if word not in found:
+            found.append(word)
+    return tuple(found)

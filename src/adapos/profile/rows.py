@@ -1,0 +1,128 @@
+"""Results: one tidy row for each measurement, encoding and length, and the files they are kept in."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from adapos.profile.machine import Machine
+
+NOISE = 0.15  # a spread above this is noise
+QUARTERS = 5  # repeats from which the spread is that of the middle half
+
+
+@dataclass(frozen=True)
+class Row:
+    """Ratios are to plain attention in the same repeat. A row without numbers says why in its note."""
+
+    what: str
+    encoding: str
+    length: int
+    backend: str | None = None
+    milliseconds: float | None = None  # the median
+    ratio: float | None = None  # the median
+    ratio_least: float | None = None
+    ratio_most: float | None = None
+    spread: float | None = None
+    noisy: bool = False
+    ratios: tuple[float, ...] = ()  # of every repeat
+    extra_memory: int | None = None  # bytes
+    flops: int | None = None
+    share_of_peak: float | None = None  # of arithmetic
+    share_of_bandwidth: float | None = None  # in decoding: bytes of the cache a second
+    tokens_per_second: float | None = None  # of a model
+    parameters: int | None = None  # of a model
+    refused: dict[str, str] = field(default_factory=dict)  # backends, and why they did not run it
+    note: str = ""
+
+
+def spread(ratios: Sequence[float]) -> float | None:
+    """How far repeats lie apart, of their median: the middle half of five or more, the whole range of fewer."""
+    if len(ratios) < 2:
+        return None
+    if len(ratios) < QUARTERS:
+        low, high = min(ratios), max(ratios)
+    else:
+        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return (high - low) / statistics.median(ratios)
+
+
+@dataclass
+class Results:
+    machine: Machine
+    settings: dict[str, Any]
+    command: str
+    rows: list[Row] = field(default_factory=list)
+    finished: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps({"format": 1, **asdict(self)}, indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Results:
+        held = json.loads(text)
+        if held.pop("format", None) != 1:
+            raise ValueError("this is no profile of format 1; make it again with `adapos profile`")
+        rows = [Row(**row | {"ratios": tuple(row["ratios"])}) for row in held.pop("rows")]
+        return cls(machine=Machine(**held.pop("machine")), rows=rows, **held)
+
+    def to_csv(self) -> str:
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(field.name for field in fields(Row))
+        table.writerows([_cell(getattr(row, field.name)) for field in fields(Row)] for row in self.rows)
+        return text.getvalue()
+
+
+def rows_of_csv(text: str) -> list[Row]:
+    words = {field.name for field in fields(Row) if str(field.type).startswith("str")}
+    found = []
+    for line in csv.DictReader(io.StringIO(text)):
+        values: dict[str, Any] = {
+            name: cell if name in words else json.loads(cell) for name, cell in line.items() if cell
+        }
+        found.append(Row(**values | {"ratios": tuple(values["ratios"])}))
+    return found
+
+
+def _cell(value: Any) -> str:
+    """Words as they are, nothing for None, and all else as JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+class Folder:
+    """Where results are kept. Each file is written beside its place and then moved there, so none is ever half."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise ValueError(
+                f"out ({path}) must be a folder, and cannot be made one: {problem.strerror}; choose another"
+            ) from None
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise ValueError(f"out ({path}) must be a folder that can be written to; choose another")
+
+    def keep(self, results: Results) -> None:
+        self.write("profile.json", results.to_json())
+        self.write("profile.csv", results.to_csv())
+
+    def write(self, name: str, text: str) -> None:
+        beside = self.path / f".{name}.{os.getpid()}"
+        try:
+            beside.write_text(text, encoding="utf-8", newline="\n")
+            beside.replace(self.path / name)
+        except OSError as problem:
+            raise ValueError(f"{self.path / name} cannot be written: {problem.strerror}") from None
+        finally:
+            beside.unlink(missing_ok=True)

@@ -1,0 +1,174 @@
+"""`adapos profile` as a user meets it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from adapos import cli
+from adapos.profile import machine, measure, rows
+from adapos.profile.plan import PLAIN
+
+TINY = ["--lengths", "16,32", "--heads", "2", "--head-width", "8", "--repeats", "2", "--threads", "1", "--no-memory"]
+SPECS = ["rope", "kerple + dape(kernel=3)", "tape"]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, 80 columns, and a machine whose peak is quick to measure."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setattr(machine, "SIDE", 64)
+    monkeypatch.setattr(machine, "COPIED", 2**16)
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, ["profile", *TINY, *arguments])
+
+
+def test_it_prints_a_table_for_each_measurement_and_saves_three_files(place: Path) -> None:
+    result = run("--encodings", ", ".join(SPECS))
+    assert result.exit_code == 0, result.output
+    titles = [line for line in result.stdout.splitlines() if line.startswith(("forward:", "training:", "decode:"))]
+    assert [title.split(":")[0] for title in titles] == ["forward", "training", "decode"]
+    assert "sdpa refuses kerple + dape(kernel=3): HeadMix reads scores" in " ".join(result.stdout.split())
+    assert "saved in profile: profile.json, profile.csv, profile.html" in result.stdout
+    assert sorted(path.name for path in (place / "profile").iterdir()) == [
+        "profile.csv",
+        "profile.html",
+        "profile.json",
+    ]
+    results = rows.Results.from_json((place / "profile" / "profile.json").read_text())
+    assert results.finished
+    assert [(row.what, row.length, row.encoding) for row in results.rows] == [
+        (what, length, spec)
+        for what in ("forward", "training", "decode")
+        for length in (16, 32)
+        for spec in (PLAIN, *SPECS)
+    ]
+    assert rows.rows_of_csv((place / "profile" / "profile.csv").read_text()) == results.rows
+
+
+def test_what_is_piped_is_plain_and_fits_80_columns() -> None:
+    result = run("--encodings", "tape(form='additive') + dape(kernel=3)", "--what", "forward,decode")
+    assert "\x1b" not in result.output
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "encoding" in result.stdout
+
+
+def test_a_model_says_its_parameters_and_tokens_a_second() -> None:
+    result = run("--what", "model", "--encodings", "rope", "--lengths", "8", "--size", "10m")
+    assert result.exit_code == 0, result.output
+    assert "10.4 M parameters" in " ".join(result.stdout.split())
+    assert "tokens/s" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_an_encoding_that_cannot_run_is_said_and_the_others_are_measured() -> None:
+    result = run("--encodings", "learned(longest=20), rope", "--what", "forward")
+    assert result.exit_code == 0
+    assert "learned(longest=20) at 32 tokens: learned: position 31 is past the table of 20" in " ".join(
+        result.stdout.split()
+    )
+    assert result.stdout.count("not run") == 1
+
+
+def test_a_noisy_machine_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "NOISE", -1.0)
+    result = run("--encodings", "rope, alibi", "--what", "forward")
+    assert result.exit_code == 0
+    assert result.stderr.startswith("warning: 4 of 4 ratios spread over more than 15 %: the machine is too busy")
+    monkeypatch.setattr(measure, "NOISE", 1e9)
+    assert run("--encodings", "rope", "--what", "forward").stderr == ""
+
+
+def test_without_plotly_all_but_the_page_is_saved(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setattr(measure, "NOISE", 1e9)
+    result = run("--encodings", "rope", "--what", "forward")
+    assert result.exit_code == 0
+    assert result.stderr == "warning: the page is not made without plotly: pip install 'adapos[bench]'\n"
+    assert sorted(path.name for path in (place / "profile").iterdir()) == ["profile.csv", "profile.json"]
+    assert "profile.html" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--encodings", "rope, kerpel"], "no encoding is called 'kerpel'; did you mean 'kerple'?"),
+        (["--encodings", "dape(kernal=3)"], "dape has no parameter 'kernal'; did you mean 'kernel'?"),
+        (["--encodings", "rope + tape"], "rope and tape both rotate queries and keys"),
+        (["--lengths", "0"], "lengths must lie from 1 to 4194304, and 0 does not"),
+        (["--lengths", "-4"], "lengths must lie from 1 to 4194304, and -4 does not"),
+        (["--lengths", "64..16"], "lengths: '64..16' must rise; write 16..64"),
+        (["--lengths", "long"], "lengths must be whole numbers such as 512,1000"),
+        (["--what", "speed"], "what must be some of forward, training, decode, model, and 'speed' is none of them"),
+        (["--kv-heads", "3"], "heads (2) must be a multiple of kv_heads (3)"),
+        (["--backend", "fast"], "no backend is called 'fast'; there are auto, "),
+        (["--size", "1b"], "profile: size must be one of '10m', '125m', '350m', not '1b'"),
+        (["--device", "nowhere"], "device 'nowhere' is not available on this machine; try 'cpu'"),
+        (["--out", "taken"], "out (taken) must be a folder, and cannot be made one: File exists; choose another"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line_before_anything_is_measured(
+    arguments: list[str], sentence: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "taken").write_text("")
+    monkeypatch.setattr(measure, "begun", lambda plan: pytest.fail("something was measured"))
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"error: {sentence}")
+    assert not (place / "profile").exists()
+
+
+@pytest.mark.parametrize(("option", "value"), [("--dtype", "int8"), ("--heads", "many"), ("--threads", "9" * 9)])
+def test_values_that_no_option_can_have_end_with_2(option: str, value: str) -> None:
+    result = run(option, value)
+    assert result.exit_code == 2
+    assert option in result.stderr
+
+
+def test_an_interrupted_run_saves_the_repeats_that_are_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def say(group: measure.Group, spec: str, about: str = "") -> None:
+        said.append(f"{group.length} {spec}")
+        # two to warm up and two repeats of two at 16 tokens; at 32 the last of all
+        if len(said) == 12:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure.Group, "say", say)
+    result = run("--encodings", "rope", "--what", "forward,decode")
+    assert said[-1] == "32 rope"
+    assert result.exit_code == 130
+    assert result.stderr.endswith("interrupted: the rest was not measured\n")
+    held = json.loads((place / "profile" / "profile.json").read_text())
+    assert not held["finished"]
+    assert [(row["length"], row["encoding"], len(row["ratios"])) for row in held["rows"]] == [
+        (16, PLAIN, 2),
+        (16, "rope", 2),
+        (32, PLAIN, 1),
+        (32, "rope", 1),
+    ]
+    assert (place / "profile" / "profile.html").exists()
+
+
+def test_a_run_interrupted_at_once_leaves_an_earlier_profile_alone(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("--encodings", "rope", "--what", "forward").exit_code == 0
+    before = (place / "profile" / "profile.json").read_text()
+
+    def stop(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    for at in ("begun", "maker"):
+        with monkeypatch.context() as patch:
+            patch.setattr(measure, at, stop)
+            assert run("--encodings", "rope", "--what", "forward").exit_code == 130
+    assert (place / "profile" / "profile.json").read_text() == before
