@@ -27,7 +27,7 @@ class Native:
             return f"it mixes heads, and {type(call.pairs.mix).__name__} counts along whole rows"
         if call.dropout:
             return "it does not drop attention weights"
-        return library.missing()
+        return library.MISSING
 
     def rank(self, call: Call) -> int:
         return 0

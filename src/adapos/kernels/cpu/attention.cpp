@@ -227,7 +227,7 @@ struct Worker {
     float *own_scores, *grad, *q_along, *g, *g_along, *weighted, *d_hidden, *d_bias_row, *d_q, *d_ramp_tile;
     float *sum_first, *sum_second, *sum_bias;
     float *lanes_out, *lanes_in, *lanes_bias, *lanes_b_in;
-    double *total_out, *total_in, *total_bias, *total_b_in, *line_first, *line_second, *line_bias, *ramp_row;
+    double *total_out, *total_in, *total_bias, *total_b_in, *line_first, *line_second, *line_bias, *ramp_row, *ramp_keys;
 
     explicit Worker(const Plan &plan_) : plan(plan_), p(plan_.p) {
         heads_wide = padded(p.heads, LANES);
@@ -255,6 +255,7 @@ struct Worker {
             line_first = arena.take<double>(p.first.data ? W * line_columns(p.first) : 0);
             line_second = arena.take<double>(p.second.data ? H * line_columns(p.second) : 0);
             line_bias = arena.take<double>(p.bias.data ? H * line_columns(p.bias) : 0);
+            ramp_keys = arena.take<double>(p.ramp_q ? p.batch * H * p.keys : 0);
         }
         if (!plan.reach) clean = arena.used();
         score = margined(tile_size());
@@ -646,18 +647,13 @@ struct Worker {
                     const int64_t row = of.begin + first;
                     float *to = gathered + (h * plan.rows + row) * plan.wide_e;
                     for (int64_t e = 0; e < plan.wide_e; e += PANEL) {
-                        Vec acc[M][2];
-#pragma GCC unroll 8
-                        for (int m = 0; m < M; m++) {
-                            float fading = fade[(row + m) * heads_wide + h];
-                            acc[m][0] = load(to + m * plan.wide_e + e) * fading;
-                            acc[m][1] = load(to + m * plan.wide_e + e + LANES) * fading;
-                        }
+                        Vec acc[M][2] = {};
                         accumulate<M>(acc, depth, score_of(row, h) + x, plan.pitch, 1, values + e * plan.columns + x * PANEL, PANEL);
 #pragma GCC unroll 8
                         for (int m = 0; m < M; m++) {
-                            store(to + m * plan.wide_e + e, acc[m][0]);
-                            store(to + m * plan.wide_e + e + LANES, acc[m][1]);
+                            const float fading = fade[(row + m) * heads_wide + h];
+                            float *at = to + m * plan.wide_e + e;
+                            store(at, load(at) * fading + acc[m][0]), store(at + LANES, load(at + LANES) * fading + acc[m][1]);
                         }
                     }
                 });
@@ -935,10 +931,12 @@ struct Worker {
 
     template <int M>
     void add_product(float *to, int64_t pitch, int64_t depth, const float *a, int64_t a_row, int64_t a_k, const float *panel) {
-        Vec acc[M][2];
+        // what it is added to may come from afar: it is called for now, and read last
 #pragma GCC unroll 8
-        for (int m = 0; m < M; m++) acc[m][0] = load(to + m * pitch), acc[m][1] = load(to + m * pitch + LANES);
+        for (int m = 0; m < M; m++) __builtin_prefetch(to + m * pitch, 1);
+        Vec acc[M][2] = {};
         accumulate<M>(acc, depth, a, a_row, a_k, panel, PANEL);
+        add_from<M>(acc, to, pitch);
 #pragma GCC unroll 8
         for (int m = 0; m < M; m++) store(to + m * pitch, acc[m][0]), store(to + m * pitch + LANES, acc[m][1]);
     }
@@ -968,7 +966,7 @@ struct Worker {
     void collect_ramp_keys() {
         if (!p.ramp_q) return;
         for (int64_t h = 0; h < p.heads; h++) {
-            double *to = p.d_ramp_k + (b * p.heads + h) * p.keys;
+            double *to = ramp_keys + (b * p.heads + h) * p.keys;
             float *from = d_ramp_tile + h * plan.columns;
             for (int64_t x = most(0, -origin); x < least(plan.columns, p.keys - origin); x++) to[origin + x] += from[x];
             std::memset(from, 0, size_t(plan.columns) * 4);
@@ -1091,12 +1089,15 @@ struct Forward {
     }
 };
 
+constexpr int64_t OWN_SUMS = 1 << 26;  // numbers, in sums of threads' own
+
 // jobs are dealt beforehand, and add to keys and values in the order of their numbers: the same bits from run to run
 struct Backward {
     Plan &plan;
     Worker *workers;
     int64_t *progress;  // of a job: tiles below this are done
-    View d_k, d_v;      // float32, as wide as panels
+    bool apart;         // every thread adds to keys and values of its own; else in the order of jobs
+    View *d_k, *d_v;    // of each thread: float32, as wide as panels
 
     static void work(void *context, int index, int count) {
         Backward &self = *static_cast<Backward *>(context);
@@ -1109,28 +1110,47 @@ struct Backward {
     }
 
     void run(Worker &worker, int64_t job) {
-        const Problem &p = plan.p;
+        const int64_t own = apart ? &worker - workers : 0;
         const int64_t text = job / plan.blocks, nth = job % plan.blocks;
         worker.start(text, plan.blocks - 1 - nth);
         worker.start_backward();
         Range tiles = plan.tiles_of(plan.keys_of(worker.begin, worker.begin + worker.count));
         // a tile touches keys of its neighbours through its halo
-        const int64_t apart = 1 + divided_up(2 * plan.halo, plan.inner);
+        const int64_t ahead = 1 + divided_up(2 * plan.halo, plan.inner);
         for (int64_t tile = tiles.begin; tile < tiles.end; tile++) {
             const bool there = worker.enter(tile);
             if (there) worker.differentiate_tile();
             int spins = 0;
-            while (nth && __atomic_load_n(&progress[job - 1], __ATOMIC_ACQUIRE) < tile + apart) wait_a_little(spins);
+            while (nth && !apart && __atomic_load_n(&progress[job - 1], __ATOMIC_ACQUIRE) < tile + ahead) wait_a_little(spins);
             if (there) {
-                worker.collect_keys(d_v, worker.score, worker.g_along, plan.wide_e, worker.logit_panels, plan.halo);
-                worker.collect_keys(d_k, worker.grad, worker.q_along, plan.wide_d, worker.score_panels, 0);
+                worker.collect_keys(d_v[own], worker.score, worker.g_along, plan.wide_e, worker.logit_panels, plan.halo);
+                worker.collect_keys(d_k[own], worker.grad, worker.q_along, plan.wide_d, worker.score_panels, 0);
                 worker.collect_ramp_keys();
             }
             __atomic_store_n(&progress[job], tile + 1, __ATOMIC_RELEASE);
         }
         __atomic_store_n(&progress[job], INT64_MAX, __ATOMIC_RELEASE);
         worker.write_backward();
-        (void)p;
+    }
+
+    // each thread a part of the keys: the sums of all threads, in the dtype of the gradients
+    static void add_up(void *context, int index, int count) {
+        Backward &self = *static_cast<Backward *>(context);
+        self.add_up(self.d_k, self.plan.p.d_k, self.plan.p.width, index, count);
+        self.add_up(self.d_v, self.plan.p.d_v, self.plan.p.values, index, count);
+    }
+
+    void add_up(const View *sums, const View &to, int64_t width, int64_t index, int64_t count) {
+        const Problem &p = plan.p;
+        for (int64_t row = p.batch * p.groups * p.keys * index / count; row < p.batch * p.groups * p.keys * (index + 1) / count; row++) {
+            const int64_t b = row / (p.groups * p.keys), g = row / p.keys % p.groups, key = row % p.keys;
+            float *first = reinterpret_cast<float *>(row_of(sums[0], b, g, key, FLOAT32));
+            for (int64_t t = 1; apart && t < p.threads; t++) {
+                const float *other = reinterpret_cast<float *>(row_of(sums[t], b, g, key, FLOAT32));
+                for (int64_t d = 0; d < width; d++) first[d] += other[d];
+            }
+            if (sums[0].data != to.data) write_row(row_of(to, b, g, key, p.dtype), first, width, p.dtype);
+        }
     }
 
     void finish() {
@@ -1152,12 +1172,15 @@ struct Backward {
         matrix(p.d_w_out, false, [](Worker &w) { return w.total_out; });
         matrix(p.d_w_in, true, [](Worker &w) { return w.total_in; });
         matrix(p.d_w_bias, true, [](Worker &w) { return w.total_bias; });
+        for (int64_t i = 0; p.ramp_q && i < p.batch * H * p.keys; i++) {
+            p.d_ramp_k[i] = 0;
+            for (int64_t t = 0; t < p.threads; t++) p.d_ramp_k[i] += workers[t].ramp_keys[i];
+        }
         for (int64_t w = 0; p.d_b_in && w < W; w++) {
             double total = 0;
             for (int64_t t = 0; t < p.threads; t++) total += workers[t].total_b_in[w];
             p.d_b_in[w] = float(total);
         }
-        narrow(d_k, p.d_k, p.width), narrow(d_v, p.d_v, p.values);
     }
 
     template <class Of>
@@ -1183,15 +1206,6 @@ struct Backward {
                 for (int64_t i = 0; i < length; i++) table.grad[c * length + i] = float(line[i]);
             }
         }
-    }
-
-    void narrow(const View &from, const View &to, int64_t width) {
-        if (from.data == to.data) return;
-        const Problem &p = plan.p;
-        for (int64_t b = 0; b < p.batch; b++)
-            for (int64_t g = 0; g < p.groups; g++)
-                for (int64_t key = 0; key < p.keys; key++)
-                    write_row(row_of(to, b, g, key, p.dtype), reinterpret_cast<float *>(row_of(from, b, g, key, FLOAT32)), width, p.dtype);
     }
 };
 
@@ -1263,26 +1277,38 @@ extern "C" int JOINED(adapos_backward, TARGET)(const Problem *problem, Parallel 
     Worker *workers = hired(plan);
     Forward packing = {plan, workers, 1, 0, 0, nullptr, nullptr, nullptr, nullptr};
     Arena sums;
-    Backward backward = {plan, workers, nullptr, p.d_k, p.d_v};
-    const int64_t jobs = p.batch * plan.blocks;
-    auto widened_view = [&](View &view, int64_t width, int64_t wide) {
-        if (p.dtype == FLOAT32 && width == wide) return;
-        view = {sums.take<float>(p.batch * p.groups * p.keys * wide), p.groups * p.keys * wide, p.keys * wide, wide};
-    };
+    const int64_t jobs = p.batch * plan.blocks, rows = p.batch * p.groups * p.keys;
+    // sums of each thread's own while they are small; else all add to one, each in its turn
+    const bool apart = (p.threads - 1) * rows * (plan.wide_d + plan.wide_e) <= OWN_SUMS;
+    Backward backward = {plan, workers, nullptr, apart, nullptr, nullptr};
     auto lay_out = [&] {
         backward.progress = sums.take<int64_t>(jobs);
-        widened_view(backward.d_k, p.width, plan.wide_d), widened_view(backward.d_v, p.values, plan.wide_e);
+        backward.d_k = sums.take<View>(p.threads), backward.d_v = sums.take<View>(p.threads);
+    };
+    auto view_of = [&](int64_t wide) {
+        return View{sums.take<float>(rows * wide), p.groups * p.keys * wide, p.keys * wide, wide};
+    };
+    // the gradients themselves are the first sum where they have room
+    const bool k_fits = p.dtype == FLOAT32 && p.width == plan.wide_d, v_fits = p.dtype == FLOAT32 && p.values == plan.wide_e;
+    auto lay_out_sums = [&](bool ready) {
+        for (int64_t t = 0; t < (apart ? p.threads : 1); t++) {
+            View k = t == 0 && k_fits ? p.d_k : view_of(plan.wide_d), v = t == 0 && v_fits ? p.d_v : view_of(plan.wide_e);
+            if (ready) backward.d_k[t] = k, backward.d_v[t] = v;
+        }
     };
     lay_out();
+    lay_out_sums(false);
     sums.reserve();
     const bool enough = workers && !sums.failed();
     if (enough) {
         lay_out();
-        sums.zero(sums.used());
-        clear(p, backward.d_k, plan.wide_d), clear(p, backward.d_v, plan.wide_e);
-        if (p.ramp_q) std::memset(p.d_ramp_k, 0, size_t(p.batch * p.heads * p.keys) * 8);
+        lay_out_sums(true);
+        for (int64_t job = 0; job < jobs; job++) backward.progress[job] = 0;
+        for (int64_t t = 0; t < (apart ? p.threads : 1); t++)
+            clear(p, backward.d_k[t], plan.wide_d), clear(p, backward.d_v[t], plan.wide_e);
         if (plan.packed) parallel(int(p.threads), Forward::pack, &packing);
         parallel(int(p.threads), Backward::work, &backward);
+        parallel(int(p.threads), Backward::add_up, &backward);
         backward.finish();
     }
     if (workers) dismiss(workers, plan);

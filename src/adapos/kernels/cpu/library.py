@@ -14,8 +14,7 @@ HERE = Path(__file__).parent
 NAME = "_native"
 FAILED = HERE / f"{NAME}.txt"  # why it was not built, written by setup.py
 TARGET = "ADAPOS_NATIVE_TARGET"  # an environment variable: the instruction set to use, where the best is not wanted
-
-_forked = False
+OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
 class View(ctypes.Structure):
@@ -54,14 +53,9 @@ def view(x: Tensor) -> View:
     return View(x.data_ptr(), *x.stride()[:3])
 
 
-@cache
-def missing() -> str | None:
-    """None, or why there is no kernel to call."""
-    return None if _path() else f"the native kernel was not built: {_reason()}"
-
-
 def run(problem: Problem, *, backward: bool) -> None:
-    status = _library().adapos_run(target().encode(), int(backward), ctypes.byref(problem), int(_forked))
+    assert _library is not None
+    status = _library.adapos_run(target().encode(), int(backward), ctypes.byref(problem), int(_forked))
     if status:
         raise MemoryError("the native kernel ran out of memory; give it fewer tokens or threads")
 
@@ -69,7 +63,9 @@ def run(problem: Problem, *, backward: bool) -> None:
 @cache
 def targets() -> list[str]:
     """The instruction sets that were built and that this processor has, the best first."""
-    named: bytes = _library().adapos_targets()
+    if _library is None:
+        return []
+    named: bytes = _library.adapos_targets()
     return named.decode().split()
 
 
@@ -83,30 +79,26 @@ def target() -> str:
     return wanted
 
 
-def _path() -> Path | None:
-    return next((path for suffix in EXTENSION_SUFFIXES if (path := HERE / f"{NAME}{suffix}").exists()), None)
-
-
-def _reason() -> str:
-    return FAILED.read_text().strip() if FAILED.exists() else "no C++ compiler was found when adapos was installed"
-
-
-@cache
-def _library() -> ctypes.CDLL:
-    path = _path()
-    assert path is not None
-    library = ctypes.CDLL(str(path))
+def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
+    """The library, or why there is none."""
+    path = next((path for suffix in EXTENSION_SUFFIXES if (path := HERE / f"{NAME}{suffix}").exists()), None)
+    if path is None:
+        why = FAILED.read_text().strip() if FAILED.exists() else "no C++ compiler was found when adapos was installed"
+        return None, f"the native kernel was not built: {why}"
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as problem:
+        return None, f"the native kernel does not load here: {problem}; install adapos again on this machine"
     library.adapos_targets.restype = ctypes.c_char_p
     library.adapos_problem_size.restype = ctypes.c_int64
     library.adapos_run.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
-    assert library.adapos_problem_size() == ctypes.sizeof(Problem)
+    if library.adapos_problem_size() != ctypes.sizeof(Problem):
+        return None, "the native kernel was built from another version of adapos; install adapos again"
     loaded = ctypes.CDLL(None)
-    try:
-        # torch's own OpenMP: threads of another runtime would fight with its waiting ones
-        library.adapos_use_openmp(loaded.GOMP_parallel, loaded.omp_get_thread_num, loaded.omp_get_num_threads)
-    except AttributeError:
-        pass  # another runtime, or none: threads of the kernel's own
-    return library
+    if all(hasattr(loaded, name) for name in OPENMP):
+        # torch's own: threads of another runtime would fight with its waiting ones. Without it, threads of each call
+        library.adapos_use_openmp(*(getattr(loaded, name) for name in OPENMP))
+    return library, None
 
 
 def _after_fork() -> None:
@@ -114,4 +106,6 @@ def _after_fork() -> None:
     _forked = True
 
 
+_forked = False
+_library, MISSING = _loaded()
 os.register_at_fork(after_in_child=_after_fork)
