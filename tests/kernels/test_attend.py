@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from adapos import Layout, Pairs, attend, explain
 from adapos.kernels import BACKENDS, Call, choose
+from adapos.kernels.cpu import library
 from adapos.pairs import Cope, DistanceDot, DistanceTable, Fire, Grid, HeadMix, LogDot, Ramp
 from cases import PAIRS, Attention, Draw, Sizes, apart, head_mix, table
 
@@ -32,10 +34,33 @@ def test_something_other_than_the_reference_runs_every_call(name: str, layout: s
 
 
 def test_nothing_to_add_is_left_to_sdpa() -> None:
-    a = Attention.make("nothing", "dense", values=8)
-    assert chosen(a) == "sdpa"
-    with torch.no_grad():
+    for dtype, layout in ((torch.float64, "dense"), (torch.float32, "bidirectional"), (torch.float32, "one query")):
+        a = Attention.make("nothing", layout, values=8, dtype=dtype)
         assert chosen(a) == "sdpa"
+        with torch.no_grad():
+            assert chosen(a) == "sdpa"
+
+
+@pytest.mark.skipif(library.MISSING is not None, reason=str(library.MISSING))
+def test_the_native_kernel_is_the_default_on_a_cpu() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for pairs in ("nothing", "table", "ramp", "mix 1 residual", "mix 3 residual"):
+            for layout in ("dense", "documents", "window"):
+                a = Attention.make(pairs, layout, dtype=dtype)
+                assert chosen(a) == "native"
+                with torch.no_grad():
+                    assert chosen(a) == "native"
+    assert chosen(Attention.make("mix 1 residual", "dense", dtype=torch.float64)) == "tiled"
+
+
+def test_without_the_native_kernel_tiles_run_instead_and_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "the native kernel was not built: no C++ compiler was found when adapos was installed"
+    monkeypatch.setattr(library, "MISSING", reason)
+    a = Attention.make("mix 1 residual", "dense", dtype=torch.float32)
+    assert ("native", reason) in explain(a.q, a.k, a.v, a.layout, a.pairs)
+    assert chosen(a) == "tiled"
+    with pytest.raises(ValueError, match=f"backend 'native' cannot run this call: {re.escape(reason)}"):
+        attend(a.q, a.k, a.v, a.layout, a.pairs, backend="native")
 
 
 def test_auto_takes_the_first_that_does_not_refuse() -> None:
@@ -68,7 +93,9 @@ def test_a_backend_asked_for_by_name_refuses_rather_than_falls_back() -> None:
         ValueError, match="backend 'sdpa' cannot run this call: HeadMix reads scores, and sdpa never shows"
     ):
         attend(a.q, a.k, a.v, a.layout, a.pairs, backend="sdpa")
-    with pytest.raises(ValueError, match="no backend is called 'flash'; there are auto, sdpa, tiled, reference"):
+    with pytest.raises(
+        ValueError, match="no backend is called 'flash'; there are auto, native, sdpa, tiled, reference"
+    ):
         attend(a.q, a.k, a.v, a.layout, a.pairs, backend="flash")
 
 

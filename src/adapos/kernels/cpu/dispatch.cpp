@@ -8,7 +8,7 @@
 
 #include "problem.h"
 
-#define DECLARED(target)                                          \
+#define DECLARED(target)                                               \
     extern "C" int adapos_forward_##target(const Problem *, Parallel); \
     extern "C" int adapos_backward_##target(const Problem *, Parallel);
 
@@ -31,13 +31,16 @@ struct Target {
 // the best first
 const Target TARGETS[] = {
 #ifdef WITH_AVX512
-    {"avx512", [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq"); },
+    {"avx512",
+     [] {
+         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+     },
      adapos_forward_avx512, adapos_backward_avx512},
 #endif
 #ifdef WITH_AVX2
-    {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); },
-     adapos_forward_avx2, adapos_backward_avx2},
+    {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }, adapos_forward_avx2,
+     adapos_backward_avx2},
 #endif
     {"generic", [] { return true; }, adapos_forward_generic, adapos_backward_generic},
 };

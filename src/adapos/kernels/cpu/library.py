@@ -14,11 +14,17 @@ HERE = Path(__file__).parent
 NAME = "_native"
 FAILED = HERE / f"{NAME}.txt"  # why it was not built, written by setup.py
 TARGET = "ADAPOS_NATIVE_TARGET"  # an environment variable: the instruction set to use, where the best is not wanted
+BUILD = "ADAPOS_NATIVE_LIBRARY"  # another: the library to load in place of the one built here, as `make sanitize` does
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
 class View(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("batch", ctypes.c_int64), ("head", ctypes.c_int64), ("token", ctypes.c_int64)]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("head", ctypes.c_int64),
+        ("token", ctypes.c_int64),
+    ]
 
 
 class Table(ctypes.Structure):
@@ -30,14 +36,15 @@ class Table(ctypes.Structure):
     ]
 
 
-_NUMBERS = "batch heads groups queries keys width values hidden taps start window causal consecutive dtype added rows columns threads"
+_SIZES = ("batch", "heads", "groups", "queries", "keys", "width", "values", "hidden", "taps")
+_SETTINGS = ("start", "window", "causal", "consecutive", "dtype", "added", "rows", "columns", "threads")
 
 
 class Problem(ctypes.Structure):
     """problem.h, field by field."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in _NUMBERS.split()),
+        *((name, ctypes.c_int64) for name in (*_SIZES, *_SETTINGS)),
         *((name, ctypes.c_double) for name in ("scale", "slope")),
         *((name, View) for name in ("q", "k", "v", "out")),
         *((name, ctypes.c_void_p) for name in ("q_pos", "k_pos", "q_doc", "k_doc", "top", "sums")),
@@ -81,7 +88,8 @@ def target() -> str:
 
 def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
     """The library, or why there is none."""
-    path = next((path for suffix in EXTENSION_SUFFIXES if (path := HERE / f"{NAME}{suffix}").exists()), None)
+    built = (HERE / f"{NAME}{suffix}" for suffix in EXTENSION_SUFFIXES)
+    path = os.environ.get(BUILD) or next((path for path in built if path.exists()), None)
     if path is None:
         why = FAILED.read_text().strip() if FAILED.exists() else "no C++ compiler was found when adapos was installed"
         return None, f"the native kernel was not built: {why}"

@@ -62,7 +62,11 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...]) -> library.
     for name, x in zip(("q_pos", "k_pos", "q_doc", "k_doc"), places, strict=True):
         setattr(problem, name, _address(x))
     for name, x in terms.items():
-        assert x is None or x.is_contiguous(), name
+        kind = torch.float64 if name.startswith("ramp") else torch.float32
+        if x is not None and (x.dtype != kind or not x.is_contiguous()):
+            raise ValueError(
+                f"{name} must be contiguous and of {kind}, and it is of {x.dtype} with strides {x.stride()}"
+            )
         if name not in ("first", "second", "bias"):
             setattr(problem, name, _address(x))
         elif x is not None:
@@ -147,7 +151,14 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | Non
     return *gradients, None, None
 
 
+def _refuse(ctx: Any, *_: Any) -> tuple[None, ...]:
+    raise RuntimeError(
+        "the native kernel gives gradients, but no gradients of gradients; call attend with backend='reference'"
+    )
+
+
 torch.library.register_autograd("adapos::native", _differentiate, setup_context=_keep)
+torch.library.register_autograd("adapos::native_backward", _refuse)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -23,15 +23,15 @@ struct Problem {
     int64_t start;   // index on the key axis of the first query
     int64_t window;  // 0: none
     int64_t causal;
-    int64_t consecutive;  // distance is the difference of indices; else q_pos - k_pos
-    int64_t dtype;        // of q, k, v, out and their gradients: 0 float32, 1 bfloat16, 2 float16
-    int64_t added;        // the bias stands beside the mix as well as inside it
+    int64_t consecutive;    // distance is the difference of indices; else q_pos - k_pos
+    int64_t dtype;          // of q, k, v, out and their gradients: 0 float32, 1 bfloat16, 2 float16
+    int64_t added;          // the bias stands beside the mix as well as inside it
     int64_t rows, columns;  // of a tile; 0: as measured best
     int64_t threads;
     double scale;
     double slope;  // of the rectifier below zero
 
-    View q, k, v, out;            // (B, H, T, D), (B, G, S, D), (B, G, S, E), (B, H, T, E)
+    View q, k, v, out;             // (B, H, T, D), (B, G, S, D), (B, G, S, E), (B, H, T, E)
     const int64_t *q_pos, *k_pos;  // (B, T), (B, S); read unless consecutive
     const int64_t *q_doc, *k_doc;  // (B, T), (B, S), or null: one document
     float *top, *sums;             // (B, H, T): the greatest logit of a row, and the sum of exp(logit - greatest)
@@ -40,9 +40,9 @@ struct Problem {
     Table first;   // (W, .): the bias through the first layer, and b_in
     Table second;  // (H, .): the bias, and b_out
     Table bias;    // (H, .): the bias alone, for rows where a tap meets a key that is not seen, and for ramps
-    const double *ramp_q, *ramp_k;              // (B, H, T), (B, H, S)
-    const float *w_in, *w_bias, *b_in;          // (k, W, H), (k, W, H), (W,)
-    const float *w_out, *b_out;                 // (k, H, W), (H,)
+    const double *ramp_q, *ramp_k;      // (B, H, T), (B, H, S)
+    const float *w_in, *w_bias, *b_in;  // (k, W, H), (k, W, H), (W,)
+    const float *w_out, *b_out;         // (k, H, W), (H,)
 
     // backward only
     View d_out, d_q, d_k, d_v;

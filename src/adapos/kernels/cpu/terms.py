@@ -6,8 +6,9 @@ through which ordinary autograd carries the gradients on to whatever made b:
     hidden = leaky(w_in S + first)          first  = w_bias b + b_in      (W, distance)
     logit  = S + w_out hidden + second      second = b + b_out            (H, distance)
 
-Where that does not hold, the kernel is given b and w_bias and sends the bias through the first layer pair by pair: for
-ramps, for ids that are not consecutive where taps read neighbours, and in rows where a tap meets a key that is not seen.
+Where that does not hold, the kernel is given b and w_bias and sends the bias through the first layer pair by pair:
+for ramps, for ids that are not consecutive where taps read neighbours, and in rows where a tap meets a key that is not
+seen.
 """
 
 from __future__ import annotations
@@ -62,9 +63,7 @@ def prepared(call: Call) -> Terms:
     reach, biased, added = mix.kernel // 2, bool(call.pairs.bias), mix.form != "concat"
     of_score = None if mix.form == "bias" else w_in[:, : call.heads]
     of_bias = w_in[:, call.heads :] if mix.form in ("residual", "concat") else w_in
-    tabled = (
-        table is not None and not ramps and call.layout.queries > FEW and (call.layout.consecutive or not reach)
-    )
+    tabled = table is not None and not ramps and call.layout.queries > FEW and (call.layout.consecutive or not reach)
     spelled = not tabled or reach > 0
     first = second = None
     if tabled:

@@ -137,13 +137,14 @@ inline void write_row(void *to, const float *from, int64_t count, int64_t dtype)
 
 // of row [token] of a view
 inline char *row_of(const View &x, int64_t batch, int64_t head, int64_t token, int64_t dtype) {
-    return static_cast<char *>(x.data) + (batch * x.batch + head * x.head + token * x.token) * (dtype == FLOAT32 ? 4 : 2);
+    return static_cast<char *>(x.data) +
+           (batch * x.batch + head * x.head + token * x.token) * (dtype == FLOAT32 ? 4 : 2);
 }
 
 // acc[m] += sum over k of a[m * a_row + k * a_k] * b[k * b_k ...], two vectors wide
 template <int M>
-INLINE inline void accumulate(Vec (&acc)[M][2], int64_t count, const float *a, int64_t a_row, int64_t a_k, const float *b,
-                       int64_t b_k) {
+INLINE inline void accumulate(Vec (&acc)[M][2], int64_t count, const float *a, int64_t a_row, int64_t a_k,
+                              const float *b, int64_t b_k) {
     for (int64_t k = 0; k < count; k++) {
         Vec left = load(b), right = load(b + LANES);
 #pragma GCC unroll 8
@@ -183,12 +184,24 @@ INLINE inline void in_blocks(int64_t count, F &&body) {
     for (int64_t i = 0, begin = 0; i < blocks; i++) {
         int64_t end = (i + 1) * count / blocks;
         switch (end - begin) {
-            case 1: body(begin, Height<1>()); break;
-            case 2: body(begin, Height<2>()); break;
-            case 3: body(begin, Height<3>()); break;
-            case 4: body(begin, Height<4>()); break;
-            case 5: body(begin, Height<5>()); break;
-            default: body(begin, Height<6>()); break;
+            case 1:
+                body(begin, Height<1>());
+                break;
+            case 2:
+                body(begin, Height<2>());
+                break;
+            case 3:
+                body(begin, Height<3>());
+                break;
+            case 4:
+                body(begin, Height<4>());
+                break;
+            case 5:
+                body(begin, Height<5>());
+                break;
+            default:
+                body(begin, Height<6>());
+                break;
         }
         begin = end;
     }

@@ -1,0 +1,207 @@
+// How a call is cut into tiles, and keys and values packed for them.
+#pragma once
+
+#include <cstdlib>
+
+#include "problem.h"
+#include "vectors.h"
+
+namespace {
+
+int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+int64_t bounded(int64_t x, int64_t low, int64_t high) { return least(most(x, low), high); }
+int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t padded(int64_t a, int64_t b) { return divided_up(a, b) * b; }
+
+// one allocation, handed out in cache lines; asked first for its size
+class Arena {
+  public:
+    void reserve() { base_ = static_cast<char *>(std::aligned_alloc(64, size_t(most(used_, 64)))), used_ = 0; }
+    bool failed() const { return base_ == nullptr; }
+    template <class T>
+    T *take(int64_t count) {
+        T *here = reinterpret_cast<T *>(base_ + used_);
+        used_ += padded(count * int64_t(sizeof(T)), 64);
+        return here;
+    }
+    int64_t used() const { return used_; }
+    // the first bytes; the rest holds anything, and a NaN where tests look for reads of it
+    void zero(int64_t bytes) {
+        std::memset(base_, 0, size_t(bytes));
+#ifdef POISON
+        std::memset(base_ + bytes, 0xff, size_t(used_ - bytes));
+#endif
+    }
+    void release() { std::free(base_), base_ = nullptr; }
+
+  private:
+    char *base_ = nullptr;
+    int64_t used_ = 0;
+};
+
+// a table laid out along rising keys: data[c][u] with u = (T - 1 - i) + j + margin for query i and key j
+struct Line {
+    float *data = nullptr;
+    int64_t pitch = 0;
+};
+
+struct Range {
+    int64_t begin, end;
+};
+
+struct Plan {
+    const Problem &p;
+    int64_t reach, halo, columns, inner, panels, rows, blocks, tiles, pitch, wide_d, wide_e, share;
+    int64_t line_length;
+    bool packed, backward;
+    bool direct;  // so few queries that keys and values are read where they are, once
+    bool mixed, biased;
+    Line first, second, bias;
+    float *k_across = nullptr, *v_along = nullptr, *v_across = nullptr, *k_along = nullptr;
+    int32_t *inside_hidden = nullptr, *inside_logit = nullptr, *ones = nullptr;
+    Arena arena;
+
+    Plan(const Problem &problem, bool backward_) : p(problem), backward(backward_) {
+        mixed = p.w_out != nullptr;
+        biased = p.second.data || p.bias.data || p.ramp_q;
+        reach = mixed ? p.taps / 2 : 0, halo = 2 * reach;
+        columns = p.columns ? p.columns : 96;
+        columns = most(padded(columns, PANEL), padded(2 * halo + 1, PANEL));
+        inner = columns - 2 * halo, panels = columns / PANEL;
+        // the scores of a tile take half of a usual second-level cache
+        int64_t tall =
+            p.rows ? p.rows : bounded((backward ? 56 : 80) * 12 * 96 / (p.heads * columns) / TALL * TALL, TALL, 192);
+        blocks = divided_up(p.queries, tall);
+        rows = padded(divided_up(p.queries, blocks), TALL);
+        blocks = divided_up(p.queries, rows);
+        tiles = divided_up(p.keys, inner);
+        // an odd number of cache lines between rows, or they would meet in the same sets of the cache
+        pitch = padded(p.heads * columns, 16);
+        if (pitch / 16 % 2 == 0) pitch += 16;
+        wide_d = padded(p.width, PANEL), wide_e = padded(p.values, PANEL);
+        share = p.heads / p.groups;
+        packed = blocks > 2;
+        direct = !packed && !backward && p.dtype == FLOAT32 && p.queries * share <= TALL && p.values % PANEL == 0;
+        int64_t ahead = p.causal ? rows + columns : p.keys + columns;
+        line_length = padded(p.start + p.queries + ahead + 2 * halo + PANEL, 16);
+        if (line_length / 16 % 2 == 0) line_length += 16;
+    }
+
+    int64_t across_size() const { return panels * p.width * PANEL; }     // of K^T in a tile, per group
+    int64_t across_v_size() const { return panels * p.values * PANEL; }  // of V^T
+    int64_t along_v_size() const { return columns * wide_e; }            // of V
+    int64_t along_k_size() const { return columns * wide_d; }            // of K
+
+    void lay_out() {
+        ones = arena.take<int32_t>(columns), inside_hidden = arena.take<int32_t>(columns),
+        inside_logit = arena.take<int32_t>(columns);
+        if (p.consecutive) {
+            first = line(p.first, p.hidden), second = line(p.second, p.heads), bias = line(p.bias, p.heads);
+        }
+        if (packed) {
+            int64_t all = p.batch * p.groups * tiles;
+            k_across = arena.take<float>(all * across_size()), v_along = arena.take<float>(all * along_v_size());
+            if (backward)
+                v_across = arena.take<float>(all * across_v_size()), k_along = arena.take<float>(all * along_k_size());
+        }
+    }
+
+    Line line(const Table &table, int64_t channels) {
+        Line made;
+        if (table.data) made.data = arena.take<float>(channels * line_length), made.pitch = line_length;
+        return made;
+    }
+
+    bool prepare() {
+        lay_out();
+        arena.reserve();
+        if (arena.failed()) return false;
+        lay_out();
+        for (int64_t x = 0; x < columns; x++) {
+            ones[x] = -1;
+            inside_hidden[x] = x >= reach && x < columns - reach ? -1 : 0;
+            inside_logit[x] = x >= halo && x < columns - halo ? -1 : 0;
+        }
+        if (p.consecutive) {
+            fill(first, p.first, p.hidden), fill(second, p.second, p.heads), fill(bias, p.bias, p.heads);
+        }
+        return true;
+    }
+
+    // the column of a table at place u of a line
+    int64_t column(const Table &table, int64_t u) const {
+        int64_t distance = p.start + p.queries - 1 - (u - halo);
+        return bounded(distance + table.zero, 0, table.columns - 1);
+    }
+
+    void fill(const Line &line, const Table &table, int64_t channels) const {
+        if (!table.data) return;
+        // the furthest column before `from`, column 0 from `end` on
+        const int64_t furthest = p.start + p.queries - 1 + halo + table.zero;
+        const int64_t from = bounded(furthest - (table.columns - 1), 0, line_length),
+                      end = bounded(furthest, from, line_length);
+        for (int64_t c = 0; c < channels; c++) {
+            const float *row = table.data + c * table.columns;
+            float *to = line.data + c * line.pitch;
+            for (int64_t u = 0; u < from; u++) to[u] = row[table.columns - 1];
+            for (int64_t u = from; u < end; u++) to[u] = row[furthest - u];
+            for (int64_t u = end; u < line_length; u++) to[u] = row[0];
+        }
+    }
+
+    // where the line of a tile stands for query i
+    int64_t place(int64_t i, int64_t key) const { return p.queries - 1 - i + key + halo; }
+
+    // keys that some of the queries [begin, end) may see by order
+    Range keys_of(int64_t begin, int64_t end) const {
+        Range seen = {0, p.keys};
+        if (p.causal) seen.end = least(p.keys, p.start + end);
+        if (p.window) {
+            seen.begin = most(0, p.start + begin - p.window + 1);
+            seen.end = least(seen.end, p.start + end - 1 + p.window);
+        }
+        return seen;
+    }
+    Range tiles_of(Range keys) const { return {keys.begin / inner, divided_up(keys.end, inner)}; }
+    // the key under column 0 of a tile
+    int64_t origin(int64_t tile) const { return tile * inner - halo; }
+};
+
+// keys of a tile in panels of columns: to[panel][d][column]
+void pack_across(const Plan &plan, const View &x, int64_t width, int64_t b, int64_t g, int64_t tile, float *to,
+                 float *line) {
+    const Problem &p = plan.p;
+    for (int64_t panel = 0; panel < plan.panels; panel++, to += width * PANEL) {
+        int64_t key = plan.origin(tile) + panel * PANEL;
+        if (p.dtype == FLOAT32 && key >= 0 && key + PANEL <= p.keys) {
+            const float *from = reinterpret_cast<const float *>(row_of(x, b, g, key, p.dtype));
+            for (int64_t d = 0; d < width; d++)
+                for (int j = 0; j < PANEL; j++) to[d * PANEL + j] = from[j * x.token + d];
+            continue;
+        }
+        for (int j = 0; j < PANEL; j++, key++) {
+            if (key >= 0 && key < p.keys) {
+                read_row(line, row_of(x, b, g, key, p.dtype), width, p.dtype);
+                for (int64_t d = 0; d < width; d++) to[d * PANEL + j] = line[d];
+            } else {
+                for (int64_t d = 0; d < width; d++) to[d * PANEL + j] = 0;
+            }
+        }
+    }
+}
+
+// rows in panels of their width: to[panel][row][column], zero past the end of either
+void pack_along(const View &x, int64_t width, int64_t wide, int64_t b, int64_t head, int64_t begin, int64_t count,
+                int64_t limit, int64_t dtype, float *to, float *line) {
+    std::memset(line, 0, size_t(wide) * 4);
+    for (int64_t j = 0; j < count; j++) {
+        int64_t row = begin + j;
+        bool there = row >= 0 && row < limit;
+        if (there) read_row(line, row_of(x, b, head, row, dtype), width, dtype);
+        for (int64_t c = 0; c < wide; c += LANES)
+            store(to + (c / PANEL * count + j) * PANEL + c % PANEL, there ? load(line + c) : Vec{});
+    }
+}
+
+}  // namespace
