@@ -34,7 +34,7 @@ class Native:
     def rank(self, call: Call) -> int:
         # measured: sdpa is ahead where there is nothing but plain attention, in both directions or over a few keys
         layout = call.layout
-        bare = not call.pairs.terms and layout.k_doc is None and layout.window is None
+        bare = len(call.pairs.terms) == 0 and layout.k_doc is None and layout.window is None
         alike = call.q.dtype == torch.float32 and call.q.shape[-1] == call.v.shape[-1]
         few = layout.queries == 1 and layout.keys < FEW_KEYS
         return 2 if bare and alike and (few or not layout.causal) else 0
