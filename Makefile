@@ -2,10 +2,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check sanitize format bench clean
 
 # threads that wait must not hold a core that others need: on a busy machine that costs ten times the time
-demo test check: export OMP_WAIT_POLICY = PASSIVE
+demo test check sanitize: export OMP_WAIT_POLICY = PASSIVE
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -19,12 +19,15 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not slow"
 
+sanitize: $(READY)
+	$(BIN)/python tools/sanitize.py
+
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 bench: $(READY)
-	$(BIN)/python benchmarks/attention.py
+	$(BIN)/adapos profile
 
 # the constraint keeps torch at the tested version; a bare install may fetch another, with gigabytes of libraries
 $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/adapos/kernels/cpu/*.cpp src/adapos/kernels/cpu/*.h)
@@ -34,4 +37,4 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/adapos/kernels/
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

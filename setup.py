@@ -9,7 +9,14 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 KERNEL = Path("src/adapos/kernels/cpu")
-COMMON = ["-std=c++20", "-O2", "-ffp-contract=fast", "-fvisibility=hidden"]
+COMMON = [
+    "-std=c++20",
+    "-O2",
+    "-ftree-vectorize",
+    "-fvect-cost-model=dynamic",
+    "-ffp-contract=fast",
+    "-fvisibility=hidden",
+]
 # the name of a target, how many floats its vectors hold, and what tells the compiler
 TARGETS = [("generic", 4, [])]
 if platform.machine().lower() in ("x86_64", "amd64"):

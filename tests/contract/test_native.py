@@ -282,21 +282,26 @@ def test_the_number_of_threads_does_not_change_a_bit_of_the_output_of_many_queri
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("pairs", [*SOME, "mix 7 concat"])
-@pytest.mark.parametrize("layout", ["one query", "few queries", "one query of documents", "one query in a window"])
-def test_few_queries_over_many_keys_are_right_however_many_threads_share_the_keys(pairs: str, layout: str) -> None:
+@pytest.mark.parametrize("layout", ["one query", "few queries", "some queries", "documents", "window", "ids that jump"])
+@pytest.mark.parametrize(("width", "values"), [(8, 5), (27, 64)])  # packed, and read where they lie
+def test_few_queries_over_many_keys_are_right_however_many_threads_share_the_keys(
+    pairs: str, layout: str, width: int, values: int
+) -> None:
     length = 700
     doc = (torch.arange(length) // 300)[None].expand(2, -1) - torch.tensor([[0], [1]])
     pos = torch.arange(length).expand(2, -1)
     where = {
         "one query": Layout.dense(2, 1, cached=length - 1),
-        "few queries": Layout.dense(2, 7, cached=length - 7),
-        "one query of documents": Layout(pos[:, -1:], pos, doc[:, -1:], doc),
-        "one query in a window": Layout.dense(2, 1, cached=length - 1, window=450),
+        "few queries": Layout.dense(2, 3, cached=length - 3),
+        "some queries": Layout.dense(2, 7, cached=length - 7),
+        "documents": Layout(pos[:, -2:], pos, doc[:, -2:], doc),
+        "window": Layout.dense(2, 1, cached=length - 1, window=450),
+        "ids that jump": Layout(3 * pos[:, 400:402], 3 * pos, start=400, causal=False),
     }[layout]
 
     def make(seed: int) -> Attention:
         draw, at = Draw(seed, torch.float32), Sizes(2, 4, 2, where.queries, length)
-        q, k, v = draw(2, 4, where.queries, 8), draw(2, 2, length, 8), draw(2, 2, length, 5)
+        q, k, v = draw(2, 4, where.queries, width), draw(2, 2, length, width), draw(2, 2, length, values)
         return Attention(q, k, v, where, PAIRS[pairs](draw, at))
 
     torch.set_num_threads(1)
@@ -315,7 +320,6 @@ def test_few_queries_over_many_keys_are_right_however_many_threads_share_the_key
 @pytest.mark.parametrize("pairs", ["table", "mix 3 residual"])
 def test_threads_that_add_in_turn_find_the_gradients_of_keys_too(pairs: str) -> None:
     """Where sums of each thread's own would take too much memory."""
-    judge = made(pairs, "some queries", (1, 1200, 1, 1, 256, 256)) if pairs == "table" else None
     layout = Layout.dense(1, 25, cached=2023)
 
     def make(seed: int) -> Attention:
@@ -431,7 +435,9 @@ def test_terms_that_are_views_are_read_as_what_they_are(pairs: str) -> None:
     want = a.run("native")
     turned = [x.detach().permute(*range(x.ndim)[::-1]).contiguous() for x in a.pairs.tensors()]
     turned = [x.permute(*range(x.ndim)[::-1]).requires_grad_() for x in turned]
-    assert all(map(torch.equal, Attention(a.q, a.k, a.v, a.layout, a.pairs.holding(turned)).run("native"), want))
+    found = Attention(a.q, a.k, a.v, a.layout, a.pairs.holding(turned)).run("native")
+    # torch may sum in another order where it makes tables
+    assert max(map(apart, found, want)) < 1e-5
 
 
 @pytest.mark.usefixtures("small", "one_thread")
@@ -477,7 +483,7 @@ def test_gradients_of_gradients_are_refused_and_not_silently_zero() -> None:
     a = Attention.make("mix 3 residual", "dense", dtype=torch.float32)
     out = attend(a.q, a.k, a.v, a.layout, a.pairs, backend="native")
     (first,) = torch.autograd.grad(out.square().sum(), [a.q], create_graph=True)
-    with pytest.raises(RuntimeError, match="differentia"):
+    with pytest.raises(RuntimeError, match="no gradients of gradients"):
         torch.autograd.grad(first.square().sum(), [a.k])
 
 
@@ -737,12 +743,11 @@ def test_a_compiled_decoder_equals_the_eager_one(spec: str) -> None:
     model = Decoder(VOCABULARY, shape, build(spec, shape))
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True)
-    for length in (33, 40):
-        x, results = text(2, length), []
-        for run in (model, compiled):
-            model.zero_grad()
-            out = run(x)
-            out.float().square().mean().backward()
-            results.append([out.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
-        assert len(results[0]) == len(results[1])
-        assert max(map(apart, results[1], results[0])) < 1e-4
+    x, results = text(2, 33), []
+    for run in (model, compiled):
+        model.zero_grad()
+        out = run(x)
+        out.square().mean().backward()
+        results.append([out.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    assert len(results[0]) == len(results[1])
+    assert max(map(apart, results[1], results[0])) < 1e-4

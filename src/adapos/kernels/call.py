@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from adapos.layout import PADDING, Layout
 from adapos.pairs import HeadMix, Pairs, Term
@@ -35,6 +36,23 @@ class Call:
     def differentiable(self) -> bool:
         """Whether somebody will ask for gradients."""
         return torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, self.v, *self.pairs.tensors()))
+
+    @property
+    def transformed(self) -> bool:
+        """Whether torch.func or forward-mode differentiation looks through the tensors."""
+        if torch.compiler.is_compiling():
+            return False
+        tensors = (self.q, self.k, self.v, *self.pairs.tensors())
+        if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+            return True
+        return any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors)
+
+    def with_padding_zeroed(self) -> Call:
+        """A weight of zero does not hide a NaN; for backends that multiply padding by it."""
+        if self.layout.k_doc is None:
+            return self
+        padding = (self.layout.k_doc == PADDING)[:, None, :, None]
+        return replace(self, k=self.k.masked_fill(padding, 0.0), v=self.v.masked_fill(padding, 0.0))
 
     @classmethod
     def checked(
@@ -91,10 +109,6 @@ class Call:
             check_channels(pairs.mix, q.shape[1], biased=bool(pairs.bias))
         if scale is not None and not math.isfinite(scale):
             raise ValueError(f"scale ({scale}) must be a finite number")
-        if layout.k_doc is not None:
-            # a weight of zero does not hide a NaN
-            padding = (layout.k_doc == PADDING)[:, None, :, None]
-            k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
         return cls(q, k, v, layout, pairs, q.shape[3] ** -0.5 if scale is None else float(scale), dropout)
 
 

@@ -38,6 +38,7 @@ class Sdpa:
         return 1
 
     def __call__(self, call: Call) -> Tensor:
+        call = call.with_padding_zeroed()
         q, k, v = call.q, call.k, call.v
         values = v.shape[-1]
         # the fused kernels want one width: zeros change neither scores nor the columns that are kept

@@ -26,6 +26,8 @@ class Tiled:
         self.scores = scores
 
     def refuses(self, call: Call) -> str | None:
+        if call.transformed:
+            return "torch.func and forward-mode differentiation cannot look into it; the reference can be seen through"
         return None
 
     def rank(self, call: Call) -> int:
@@ -41,6 +43,7 @@ class Tiled:
         return self.run(call)
 
     def run(self, call: Call) -> Tensor:
+        call = call.with_padding_zeroed()
         if tiles.suits(call):
             with torch.autocast(call.q.device.type, enabled=False):
                 return tiles.run(call)

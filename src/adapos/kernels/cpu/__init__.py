@@ -27,6 +27,8 @@ class Native:
                 return f"it adds tables over distance and ramps, and {type(term).__name__} is neither"
         if call.pairs.mix is not None and not isinstance(call.pairs.mix, HeadMix):
             return f"it mixes heads, and {type(call.pairs.mix).__name__} counts along whole rows"
+        if call.transformed:
+            return "torch.func and forward-mode differentiation cannot look into it; the reference can be seen through"
         if call.dropout:
             return "it does not drop attention weights"
         return library.MISSING
@@ -55,4 +57,4 @@ class Native:
             layout.start, window, int(layout.causal), int(layout.consecutive), terms.zero, int(terms.added)
         ]  # fmt: skip
         out: Tensor = torch.ops.adapos.native(call.q, call.k, call.v, *places, *terms.tensors(), numbers, call.scale)[0]
-        return out
+        return out.to(call.v.dtype)

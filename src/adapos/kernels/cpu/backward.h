@@ -12,7 +12,7 @@
 namespace {
 
 struct alignas(128) Differentiator : Worker {
-    float *own_scores, *grad, *q_along, *g, *g_along, *weighted, *d_hidden, *d_bias_row, *d_q, *d_ramp_tile;
+    float *own_scores, *grad, *q_along, *g, *g_along, *weighted, *d_hidden, *d_bias_row, *d_q, *d_ramp_tile, *spread;
     float *sum_first, *sum_second, *sum_bias;                // of a tile, in tables' own order
     float *lanes_out, *lanes_in, *lanes_bias, *lanes_b_in;   // of a tile, lane by lane
     double *total_out, *total_in, *total_bias, *total_b_in;  // of all tiles
@@ -51,6 +51,7 @@ struct alignas(128) Differentiator : Worker {
         weighted = arena.take<float>(R * heads_wide);
         d_q = arena.take<float>(H * R * plan.wide_d);
         ramp_row = arena.take<double>(H * R);
+        spread = arena.take<float>(p.values * PANEL);
     }
 
     // gradients of the output divided by the sums of their rows, once for all tiles
@@ -63,12 +64,20 @@ struct alignas(128) Differentiator : Worker {
                 float total = p.sums[at], share = total == 0 ? 0 : 1 / total;
                 top[row * heads_wide + h] = p.top[at];
                 float *mine = g + (h * plan.rows + row) * plan.wide_e;
-                read_row(mine, row_of(p.d_out, b, h, begin + row, p.dtype), p.values, p.dtype);
-                read_row(line, row_of(p.out, b, h, begin + row, p.dtype), p.values, p.dtype);
+                if (padding(row)) {
+                    std::memset(mine, 0, size_t(p.values) * 4), std::memset(line, 0, size_t(p.values) * 4);
+                } else {
+                    std::memcpy(mine, row_of(p.d_out, b, h, begin + row, FLOAT32), size_t(p.values) * 4);
+                    std::memcpy(line, row_of(p.out, b, h, begin + row, FLOAT32), size_t(p.values) * 4);
+                }
                 // summed as `products` sums: where a query sees one key, the gradient of its logit is exactly zero
-                float dot = 0;
-                for (int64_t e = 0; e < p.values; e++) mine[e] *= share, dot += mine[e] * line[e];
-                weighted[row * heads_wide + h] = dot;
+                for (int64_t e = 0; e < p.values; e++) {
+                    mine[e] *= share;
+                    store(spread + e * PANEL, all(line[e])), store(spread + e * PANEL + LANES, all(line[e]));
+                }
+                Vec dot[1][2] = {};
+                accumulate<1>(dot, p.values, mine, 0, 1, spread, PANEL);
+                weighted[row * heads_wide + h] = dot[0][0][0];
                 in_panels(g_along + h * plan.rows * plan.wide_e, mine, row, plan.wide_e);
                 in_panels(q_along + h * plan.rows * plan.wide_d, q + (h * plan.rows + row) * plan.wide_d, row,
                           plan.wide_d);

@@ -40,6 +40,10 @@ struct alignas(128) Attender : Worker {
                 float *to = score_of(row, h);
                 for (int64_t x = panels.begin * PANEL; x < there.begin; x++) to[x] = 0;
                 for (int64_t x = there.begin; x < there.end; x++) {
+                    if (!plan.there(b, origin + x)) {
+                        to[x] = 0;
+                        continue;
+                    }
                     const float *key = direct_row(p.k, h, origin + x);
                     Vec left = {}, right = {};
                     int64_t d = 0;
@@ -64,6 +68,7 @@ struct alignas(128) Attender : Worker {
         Vec acc[N] = {};
         const float *value = direct_row(v, h, origin + there.begin) + e;
         for (int64_t x = there.begin; x < there.end; x++, value += v.token) {
+            if (!plan.there(b, origin + x)) continue;
             const Vec weight = all(weights[x]);
 #pragma GCC unroll 8
             for (int n = 0; n < N; n++) acc[n] += weight * load(value + n * LANES);
@@ -182,7 +187,7 @@ struct alignas(128) Attender : Worker {
                 float total = sums[row * heads_wide + h], share = total == 0 ? 0 : 1 / total;
                 float *from = gathered + (h * plan.rows + row) * plan.wide_e;
                 for (int64_t e = 0; e < p.values; e++) from[e] *= share;
-                write_row(row_of(p.out, b, h, begin + row, p.dtype), from, p.values, p.dtype);
+                std::memcpy(row_of(p.out, b, h, begin + row, FLOAT32), from, size_t(p.values) * 4);
                 int64_t at = (b * p.heads + h) * p.queries + begin + row;
                 p.top[at] = top[row * heads_wide + h], p.sums[at] = total;
             }

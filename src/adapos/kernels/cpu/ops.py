@@ -76,8 +76,9 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...]) -> library.
 
 
 def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # float32 whatever q is: the backward pass reads the output, and rounding it would cost all gradients their digits
     top, sums = (q.new_empty(q.shape[:3], dtype=torch.float32) for _ in range(2))
-    return q.new_empty(*q.shape[:3], v.shape[3]), top, sums
+    return q.new_empty(*q.shape[:3], v.shape[3], dtype=torch.float32), top, sums
 
 
 @torch.library.impl("adapos::native", "CPU")

@@ -8,6 +8,8 @@
 
 namespace {
 
+constexpr int64_t PADDING = -1;  // no document
+
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 int64_t bounded(int64_t x, int64_t low, int64_t high) { return least(most(x, low), high); }
@@ -164,6 +166,10 @@ struct Plan {
         return seen;
     }
     Range tiles_of(Range keys) const { return {keys.begin / inner, divided_up(keys.end, inner)}; }
+    // a weight of zero does not hide a NaN: padding counts as zeros, whatever it holds
+    bool there(int64_t b, int64_t key) const {
+        return key >= 0 && key < p.keys && (!p.k_doc || p.k_doc[b * p.keys + key] != PADDING);
+    }
     // the key under column 0 of a tile
     int64_t origin(int64_t tile) const { return tile * inner - halo; }
 };
@@ -173,16 +179,18 @@ void pack_across(const Plan &plan, const View &x, int64_t width, int64_t b, int6
                  float *line) {
     const Problem &p = plan.p;
     for (int64_t panel = 0; panel < plan.panels; panel++, to += width * PANEL) {
-        int64_t key = plan.origin(tile) + panel * PANEL;
-        if (p.dtype == FLOAT32 && key >= 0 && key + PANEL <= p.keys) {
+        const int64_t key = plan.origin(tile) + panel * PANEL;
+        bool all_there = true;
+        for (int64_t j = 0; j < PANEL; j++) all_there = all_there && plan.there(b, key + j);
+        if (p.dtype == FLOAT32 && all_there) {
             const float *from = reinterpret_cast<const float *>(row_of(x, b, g, key, p.dtype));
             for (int64_t d = 0; d < width; d++)
                 for (int j = 0; j < PANEL; j++) to[d * PANEL + j] = from[j * x.token + d];
             continue;
         }
-        for (int j = 0; j < PANEL; j++, key++) {
-            if (key >= 0 && key < p.keys) {
-                read_row(line, row_of(x, b, g, key, p.dtype), width, p.dtype);
+        for (int64_t j = 0; j < PANEL; j++) {
+            if (plan.there(b, key + j)) {
+                read_row(line, row_of(x, b, g, key + j, p.dtype), width, p.dtype);
                 for (int64_t d = 0; d < width; d++) to[d * PANEL + j] = line[d];
             } else {
                 for (int64_t d = 0; d < width; d++) to[d * PANEL + j] = 0;
@@ -191,16 +199,16 @@ void pack_across(const Plan &plan, const View &x, int64_t width, int64_t b, int6
     }
 }
 
-// rows in panels of their width: to[panel][row][column], zero past the end of either
-void pack_along(const View &x, int64_t width, int64_t wide, int64_t b, int64_t head, int64_t begin, int64_t count,
-                int64_t limit, int64_t dtype, float *to, float *line) {
+// keys of a tile in panels of their width: to[panel][key][column], zero past the width
+void pack_along(const Plan &plan, const View &x, int64_t width, int64_t wide, int64_t b, int64_t g, int64_t tile,
+                float *to, float *line) {
     std::memset(line, 0, size_t(wide) * 4);
-    for (int64_t j = 0; j < count; j++) {
-        int64_t row = begin + j;
-        bool there = row >= 0 && row < limit;
-        if (there) read_row(line, row_of(x, b, head, row, dtype), width, dtype);
+    for (int64_t j = 0; j < plan.columns; j++) {
+        const int64_t key = plan.origin(tile) + j;
+        const bool there = plan.there(b, key);
+        if (there) read_row(line, row_of(x, b, g, key, plan.p.dtype), width, plan.p.dtype);
         for (int64_t c = 0; c < wide; c += LANES)
-            store(to + (c / PANEL * count + j) * PANEL + c % PANEL, there ? load(line + c) : Vec{});
+            store(to + (c / PANEL * plan.columns + j) * PANEL + c % PANEL, there ? load(line + c) : Vec{});
     }
 }
 

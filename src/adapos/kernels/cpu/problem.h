@@ -24,7 +24,7 @@ struct Problem {
     int64_t window;  // 0: none
     int64_t causal;
     int64_t consecutive;    // distance is the difference of indices; else q_pos - k_pos
-    int64_t dtype;          // of q, k, v, out and their gradients: 0 float32, 1 bfloat16, 2 float16
+    int64_t dtype;          // of q, k, v and their gradients: 0 float32, 1 bfloat16, 2 float16; all else is float32
     int64_t added;          // the bias stands beside the mix as well as inside it
     int64_t rows, columns;  // of a tile; 0: as measured best
     int64_t threads;

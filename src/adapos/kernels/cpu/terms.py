@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from adapos.kernels.call import Call
 from adapos.pairs import DistanceTable, HeadMix, Ramp, along_keys
@@ -91,7 +90,8 @@ def _through(table: Tensor, weight: Tensor, b_in: Tensor) -> Tensor:
     """A table through the first layer: (H, R) -> (W, R + 2r), distance 0 being r columns further on."""
     reach = weight.shape[-1] // 2
     # past either end a table goes on as it ended
-    wider = F.pad(table[None], (2 * reach, 2 * reach), mode="replicate")[0]
+    column = torch.arange(-2 * reach, table.shape[1] + 2 * reach, device=table.device)
+    wider = table.index_select(1, column.clamp(0, table.shape[1] - 1))
     # a tap further along the keys is a step closer: distance runs the other way
     first = along_keys(wider[None, :, None], weight.flip(2))[0, :, 0] + b_in[:, None]
     return first[:, reach : first.shape[1] - reach]

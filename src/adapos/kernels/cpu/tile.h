@@ -61,6 +61,8 @@ struct Worker {
     float *score_of(int64_t row, int64_t h) { return score + row * plan.pitch + h * plan.columns; }
     Range rows_of(int64_t group) const { return {group * TALL, least(count, group * TALL + TALL)}; }
 
+    bool padding(int64_t row) const { return p.q_doc && p.q_doc[b * p.queries + begin + row] == PADDING; }
+
     // queries [begin, begin + count) of text b, scaled
     void start(int64_t text, int64_t block) {
         b = text, begin = block * plan.rows, count = least(plan.rows, p.queries - begin),
@@ -68,6 +70,10 @@ struct Worker {
         for (int64_t h = 0; h < p.heads; h++) {
             for (int64_t row = 0; row < count; row++) {
                 float *to = q + (h * plan.rows + row) * plan.wide_d;
+                if (padding(row)) {
+                    std::memset(to, 0, size_t(p.width) * 4);
+                    continue;
+                }
                 read_row(to, row_of(p.q, b, h, begin + row, p.dtype), p.width, p.dtype);
                 for (int64_t d = 0; d < p.width; d++) to[d] *= float(p.scale);
             }
@@ -96,12 +102,10 @@ struct Worker {
         const Problem &p = plan.p;
         for (int64_t g = 0; g < p.groups; g++) {
             pack_across(plan, p.k, p.width, b, g, tile, k_across + g * plan.across_size(), line);
-            pack_along(p.v, p.values, plan.wide_e, b, g, plan.origin(tile), plan.columns, p.keys, p.dtype,
-                       v_along + g * plan.along_v_size(), line);
+            pack_along(plan, p.v, p.values, plan.wide_e, b, g, tile, v_along + g * plan.along_v_size(), line);
             if (!plan.backward) continue;
             pack_across(plan, p.v, p.values, b, g, tile, v_across + g * plan.across_v_size(), line);
-            pack_along(p.k, p.width, plan.wide_d, b, g, plan.origin(tile), plan.columns, p.keys, p.dtype,
-                       k_along + g * plan.along_k_size(), line);
+            pack_along(plan, p.k, p.width, plan.wide_d, b, g, tile, k_along + g * plan.along_k_size(), line);
         }
     }
 
@@ -115,7 +119,7 @@ struct Worker {
         if (whole && k_doc) {
             for (int64_t key = left; key <= right; key++) whole = whole && k_doc[key] == q_doc[0];
             for (int64_t row = 0; row < count; row++) whole = whole && q_doc[row] == q_doc[0];
-            whole = whole && q_doc[0] != -1;
+            whole = whole && q_doc[0] != PADDING;
         }
         bool any = whole;
         if (!whole) {
@@ -127,7 +131,7 @@ struct Worker {
                 int32_t *mine = seen + row * plan.columns;
                 std::memset(mine, 0, size_t(plan.columns) * 4);
                 for (int64_t key = from; key < to; key++) {
-                    mine[key - left] = !k_doc || (k_doc[key] == q_doc[row] && k_doc[key] != -1) ? -1 : 0;
+                    mine[key - left] = !k_doc || (k_doc[key] == q_doc[row] && k_doc[key] != PADDING) ? -1 : 0;
                 }
                 for (int64_t x = plan.halo; x < plan.columns - plan.halo; x++) any = any || mine[x];
             }

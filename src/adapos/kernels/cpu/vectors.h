@@ -145,6 +145,7 @@ inline char *row_of(const View &x, int64_t batch, int64_t head, int64_t token, i
 template <int M>
 INLINE inline void accumulate(Vec (&acc)[M][2], int64_t count, const float *a, int64_t a_row, int64_t a_k,
                               const float *b, int64_t b_k) {
+#pragma GCC unroll 8
     for (int64_t k = 0; k < count; k++) {
         Vec left = load(b), right = load(b + LANES);
 #pragma GCC unroll 8
