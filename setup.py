@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
+import shutil
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -35,9 +37,9 @@ class BuildNative(build_ext):
         try:
             self._compile(built)
         except Exception as problem:
-            why = self._why(problem)
+            why = self._why()
             reason.write_text(why + "\n")
-            self.warn(f"the native kernel was not built: {why}")
+            self.warn(f"the native kernel was not built: {why} ({problem})")
 
     def copy_extensions_to_source(self) -> None:
         """Of an editable install."""
@@ -61,19 +63,25 @@ class BuildNative(build_ext):
         objects += self.compiler.compile(
             [str(KERNEL / "dispatch.cpp")],
             output_dir=self.build_temp,
-            macros=[(f"WITH_{name.upper()}", None) for name, _, _ in TARGETS],
+            macros=[("SOURCES", f'"{sources()}"'), *((f"WITH_{name.upper()}", None) for name, _, _ in TARGETS)],
             extra_postargs=COMMON,
             depends=[str(path) for path in KERNEL.glob("*.h")],
         )
         self.compiler.link_shared_object(objects, str(built), target_lang="c++")
 
-    def _why(self, problem: Exception) -> str:
-        compiler = getattr(self.compiler, "compiler_so_cxx", None) or getattr(self.compiler, "compiler_so", ["?"])
-        try:
-            self.spawn([compiler[0], "--version"])
-        except Exception:
+    def _why(self) -> str:
+        command = (getattr(self.compiler, "compiler_so_cxx", None) or getattr(self.compiler, "compiler_so", ["c++"]))[0]
+        if shutil.which(command) is None:
             return "no C++ compiler was found when adapos was installed"
-        return f"{compiler[0]} could not compile it when adapos was installed ({' '.join(str(problem).split())[:300]})"
+        return f"{command} could not compile it when adapos was installed; `pip install -v` shows its words"
+
+
+def sources() -> str:
+    """A mark of the sources, as library.py makes it."""
+    digest = hashlib.sha256()
+    for path in sorted([*KERNEL.glob("*.h"), *KERNEL.glob("*.cpp")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 setup(

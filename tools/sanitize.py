@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from adapos.kernels.cpu.library import sources
+
 ROOT = Path(__file__).parents[1]
 KERNEL, BUILT = ROOT / "src/adapos/kernels/cpu", ROOT / "build/sanitize"
 COMPILER = os.environ.get("CXX", "g++")
@@ -25,8 +27,10 @@ FLAGS = [
 
 def built(lanes: int) -> Path:
     library = BUILT / f"native{lanes}.so"
-    sources = [str(KERNEL / name) for name in ("attention.cpp", "dispatch.cpp")]
-    subprocess.run([COMPILER, *FLAGS, f"-DLANES={lanes}", *sources, "-o", str(library)], check=True)
+    files = [str(KERNEL / name) for name in ("attention.cpp", "dispatch.cpp")]
+    subprocess.run(
+        [COMPILER, *FLAGS, f"-DLANES={lanes}", f'-DSOURCES="{sources()}"', *files, "-o", str(library)], check=True
+    )
     return library
 
 

@@ -631,7 +631,10 @@ def test_what_it_cannot_run_it_refuses_in_one_sentence() -> None:
         return Attention.make(pairs, "dense", dtype=dtype)
 
     assert refused(single("table")) is None
-    assert refused(single("table", torch.float64)) == "it computes in float32, and these tensors are float64"
+    assert (
+        refused(single("table", torch.float64))
+        == "it takes float32, bfloat16 and float16, and these tensors are float64"
+    )
     assert refused(single("fire")) == "it adds tables over distance and ramps, and Fire is neither"
     assert refused(single("mix 3 of grid")) == "it adds tables over distance and ramps, and Grid is neither"
     assert refused(single("cope")) == "it mixes heads, and Cope counts along whole rows"

@@ -16,6 +16,8 @@ from adapos.profile import words
 from adapos.profile.plan import PLAIN
 from adapos.profile.rows import Results, Row
 
+NARROWEST = 80
+
 
 @contextmanager
 def bar(steps: int) -> Iterator[Callable[[str], None]]:
@@ -39,6 +41,8 @@ def bar(steps: int) -> Iterator[Callable[[str], None]]:
 
 def show(results: Results) -> None:
     out = Console()
+    # a narrow terminal may break lines, but must not cut numbers
+    out.width = max(out.width, NARROWEST)
     for what in results.settings["what"]:
         rows = [row for row in results.rows if row.what == what]
         if not rows:

@@ -21,7 +21,7 @@ class Native:
         if call.q.device.type != "cpu":
             return f"it runs on CPUs, and these tensors are on {call.q.device}"
         if call.q.dtype not in DTYPES:
-            return f"it computes in float32, and these tensors are {str(call.q.dtype).removeprefix('torch.')}"
+            return f"it takes float32, bfloat16 and float16, and these tensors are {str(call.q.dtype)[6:]}"
         for term in call.pairs.bias:
             if not isinstance(term, DistanceTable | Ramp):
                 return f"it adds tables over distance and ramps, and {type(term).__name__} is neither"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -86,6 +87,14 @@ def target() -> str:
     return wanted
 
 
+def sources() -> str:
+    """A mark of the sources, as setup.py makes it."""
+    digest = hashlib.sha256()
+    for path in sorted([*HERE.glob("*.h"), *HERE.glob("*.cpp")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
     """The library, or why there is none."""
     built = (HERE / f"{NAME}{suffix}" for suffix in EXTENSION_SUFFIXES)
@@ -98,10 +107,10 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
     except OSError as problem:
         return None, f"the native kernel does not load here: {problem}; install adapos again on this machine"
     library.adapos_targets.restype = ctypes.c_char_p
-    library.adapos_problem_size.restype = ctypes.c_int64
+    library.adapos_sources.restype = ctypes.c_char_p
     library.adapos_run.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
-    if library.adapos_problem_size() != ctypes.sizeof(Problem):
-        return None, "the native kernel was built from another version of adapos; install adapos again"
+    if library.adapos_sources().decode() != sources():
+        return None, "the native kernel was built from other sources than those beside it; install adapos again"
     loaded = ctypes.CDLL(None)
     if all(hasattr(loaded, name) for name in OPENMP):
         # torch's own: threads of another runtime would fight with its waiting ones. Without it, threads of each call
