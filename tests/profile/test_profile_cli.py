@@ -81,9 +81,26 @@ def test_a_noisy_machine_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "NOISE", -1.0)
     result = run("--encodings", "rope, alibi", "--what", "forward")
     assert result.exit_code == 0
-    assert result.stderr.startswith("warning: 4 of 4 ratios spread over more than 15 %: the machine is too busy")
+    assert result.stderr.startswith(
+        "warning: 4 of 4 ratios spread over more than 15 %, or were timed once: the machine"
+    )
     monkeypatch.setattr(measure, "NOISE", 1e9)
     assert run("--encodings", "rope", "--what", "forward").stderr == ""
+
+
+def test_a_single_repeat_tells_nothing_of_the_noise_and_is_marked() -> None:
+    result = run("--encodings", "rope", "--what", "forward", "--repeats", "1")
+    assert result.exit_code == 0
+    assert "] ?" in result.stdout
+    assert result.stderr.startswith("warning: 2 of 2 ratios")
+
+
+def test_a_narrow_terminal_cuts_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    result = run("--encodings", "kerple + dape(kernel=3)", "--what", "forward")
+    assert "16 tokens" in result.stdout
+    assert "dape(kernel=3)" in result.stdout
+    assert "\u2026" not in result.stdout
 
 
 def test_without_plotly_all_but_the_page_is_saved(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,8 @@ class Group:
             ratio_least=min(ratios, default=None),
             ratio_most=max(ratios, default=None),
             spread=apart,
-            noisy=apart is not None and apart > NOISE,
+            # one timing tells nothing of the noise
+            noisy=spec != PLAIN and bool(ratios) and (apart is None or apart > NOISE),
             ratios=ratios,
             extra_memory=self.memory.get(spec),
             flops=work.flops,

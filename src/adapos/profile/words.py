@@ -62,13 +62,14 @@ def title(what: str, results: Results) -> str:
 def caption(what: str, results: Results) -> str:
     """What the columns mean."""
     repeats = results.settings["repeats"]
+    times = "1 repeat" if repeats == 1 else f"{repeats} repeats"
     against = {
         "model": "the same decoder with nope and torch's attention",
         "decode": "torch's attention of one query over the same keys",
     }.get(what, "torch's causal attention of the same sizes")
     half = "the middle half of the repeats spans" if repeats >= 5 else "the repeats span"
     said = (
-        f"plain is {against}; x plain is the median [least, most] of {repeats} repeats run side by side, with a ? "
+        f"plain is {against}; x plain is the median [least, most] of {times} run side by side, with a ? "
         f"where {half} more than {share(NOISE)} of the median. "
     )
     peaks = results.machine
@@ -111,6 +112,6 @@ def warning(results: Results) -> str:
     if not noisy:
         return ""
     return (
-        f"{noisy} of {len(ratios)} ratios spread over more than {share(NOISE)}: the machine is too busy to tell them "
-        "exactly; end other programs or give more --repeats"
+        f"{noisy} of {len(ratios)} ratios spread over more than {share(NOISE)}, or were timed once: the machine is too "
+        "busy to tell them exactly; end other programs or give more --repeats"
     )

@@ -31,6 +31,8 @@ class Native:
             return "torch.func and forward-mode differentiation cannot look into it; the reference can be seen through"
         if call.dropout:
             return "it does not drop attention weights"
+        if library.WRONG is not None:
+            raise ValueError(library.WRONG)
         return library.MISSING
 
     def rank(self, call: Call) -> int:

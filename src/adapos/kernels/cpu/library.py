@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -63,28 +62,17 @@ def view(x: Tensor) -> View:
 
 def run(problem: Problem, *, backward: bool) -> None:
     assert _library is not None
-    status = _library.adapos_run(target().encode(), int(backward), ctypes.byref(problem), int(_forked))
+    status = _library.adapos_run(CHOSEN.encode(), int(backward), ctypes.byref(problem), int(_forked))
     if status:
         raise MemoryError("the native kernel ran out of memory; give it fewer tokens or threads")
 
 
-@cache
 def targets() -> list[str]:
     """The instruction sets that were built and that this processor has, the best first."""
     if _library is None:
         return []
     named: bytes = _library.adapos_targets()
     return named.decode().split()
-
-
-@cache
-def target() -> str:
-    wanted = os.environ.get(TARGET)
-    if wanted is None:
-        return targets()[0]
-    if wanted not in targets():
-        raise ValueError(f"{TARGET} must be one of {', '.join(targets())} on this machine, not {wanted!r}")
-    return wanted
 
 
 def sources() -> str:
@@ -125,4 +113,9 @@ def _after_fork() -> None:
 
 _forked = False
 _library, MISSING = _loaded()
+# the instruction set in use, and what is wrong with the one asked for
+CHOSEN = os.environ.get(TARGET) or next(iter(targets()), "")
+WRONG = None
+if MISSING is None and CHOSEN not in targets():
+    WRONG = f"{TARGET} must be one of {', '.join(targets())} on this machine, not {CHOSEN!r}"
 os.register_at_fork(after_in_child=_after_fork)
