@@ -45,7 +45,10 @@ class Native:
 
     def __call__(self, call: Call) -> Tensor:
         layout = call.layout
-        with torch.autocast("cpu", enabled=False):
+        if torch.is_autocast_enabled("cpu"):
+            with torch.autocast("cpu", enabled=False):
+                terms = prepared(call)
+        else:
             terms = prepared(call)
         places = (
             None if layout.consecutive else layout.q_pos.contiguous(),
