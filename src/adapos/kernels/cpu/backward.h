@@ -198,11 +198,7 @@ struct alignas(128) Differentiator : Worker {
     }
 
     void add_up(float *lanes, double *total, int64_t size) {
-        for (int64_t i = 0; i < size; i++) {
-            double all_lanes = 0;
-            for (int lane = 0; lane < LANES; lane++) all_lanes += lanes[i * LANES + lane];
-            total[i] += all_lanes;
-        }
+        for (int64_t i = 0; i < size; i++) total[i] += sum(load(lanes + i * LANES));
         std::memset(lanes, 0, size_t(size * LANES) * 4);
     }
 
