@@ -28,6 +28,8 @@ if platform.machine().lower() in ("x86_64", "amd64"):
 class BuildNative(build_ext):
     """Without a compiler adapos runs on torch alone, and says why where somebody asks for the kernel."""
 
+    why: str | None = None
+
     def build_extension(self, ext: Extension) -> None:
         built = Path(self.get_ext_fullpath(ext.name))
         reason = built.parent / "_native.txt"
@@ -37,18 +39,17 @@ class BuildNative(build_ext):
         try:
             self._compile(built)
         except Exception as problem:
-            why = self._why()
-            reason.write_text(why + "\n")
-            self.warn(f"the native kernel was not built: {why} ({problem})")
+            self.why = self._why()
+            reason.write_text(self.why + "\n")
+            self.warn(f"the native kernel was not built: {self.why} ({problem})")
 
     def copy_extensions_to_source(self) -> None:
         """Of an editable install."""
         for old in KERNEL.glob("_native.*"):
             old.unlink()
         super().copy_extensions_to_source()
-        reason = Path(self.get_ext_fullpath("adapos.kernels.cpu._native")).parent / "_native.txt"
-        if reason.exists():
-            (KERNEL / reason.name).write_text(reason.read_text())
+        if self.why is not None:
+            (KERNEL / "_native.txt").write_text(self.why + "\n")
 
     def _compile(self, built: Path) -> None:
         objects: list[str] = []

@@ -36,6 +36,8 @@ class Native:
         return library.MISSING
 
     def rank(self, call: Call) -> int:
+        if library.MISSING is not None:
+            return 4
         # measured: sdpa is ahead where there is nothing but plain attention, in both directions or over a few keys
         layout = call.layout
         bare = len(call.pairs.terms) == 0 and layout.k_doc is None and layout.window is None
