@@ -17,6 +17,7 @@ constexpr int PANEL = 2 * LANES;  // columns that one micro-kernel computes
 
 typedef float Vec __attribute__((vector_size(LANES * 4), may_alias));
 typedef int32_t Mask __attribute__((vector_size(LANES * 4), may_alias));
+typedef uint32_t Bits __attribute__((vector_size(LANES * 4), may_alias));
 typedef float Loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int32_t LooseMask __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
@@ -69,7 +70,8 @@ inline Vec exponential(Vec x) {
     p = p * rest + 1.6666665459e-1f;
     p = p * rest + 5.0000001201e-1f;
     p = p * (rest * rest) + rest + 1.0f;
-    Mask power = (reinterpret_cast<Mask>(shifted) << 23) + (127 << 23);
+    // unsigned, for it wraps where x is so far below that the result is dropped
+    Bits power = (reinterpret_cast<Bits>(shifted) << 23) + (127u << 23);
     return kept(~(x < -87.3f), p * reinterpret_cast<Vec>(power));
 }
 
