@@ -32,6 +32,15 @@ def one_thread(threads: None) -> None:
 
 
 @pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Memory that nobody has written to is NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names registered by a test are forgotten after it."""
     from adapos import registry

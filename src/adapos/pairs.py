@@ -215,6 +215,11 @@ class HeadMix(Mix):
     def channels(self, heads: int, biased: bool) -> int:
         return 2 * heads if biased and self.form in ("residual", "concat") else heads
 
+    def halves(self, heads: int) -> tuple[Tensor | None, Tensor]:
+        """What w_in makes of the scores, None where it reads none, and what it makes of a bias."""
+        of_score = None if self.form == "bias" else self.w_in[:, :heads]
+        return of_score, self.w_in[:, heads:] if self.form in ("residual", "concat") else self.w_in
+
     def sizes(self, batch: int, heads: int, queries: int, keys: int) -> dict[str, tuple[int | None, ...]]:
         width, kernel = self.w_in.shape[0], self.kernel
         return {"w_in": (None, None, None), "b_in": (width,), "w_out": (heads, width, kernel), "b_out": (heads,)}

@@ -32,14 +32,18 @@ class Size:
     causal: bool
 
     def __post_init__(self) -> None:
-        try:
-            torch.empty(1, device=self.device)
-        except (RuntimeError, AssertionError):
-            raise ValueError(f"device {self.device!r} is not available on this machine; try 'cpu'") from None
+        available(self.device)
 
     def bytes(self, width: int) -> int:
         """Of one tensor with `width` numbers a token."""
         return self.batch * self.length * width * self.dtype.itemsize
+
+
+def available(device: str) -> torch.device:
+    try:
+        return torch.empty(1, device=device).device
+    except (RuntimeError, AssertionError):
+        raise ValueError(f"device {device!r} is not available on this machine; try 'cpu'") from None
 
 
 def sketch(encoding: PositionalEncoding, size: Size) -> Call:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import cycle
 from typing import Any
 
@@ -28,15 +27,6 @@ from cases import LAYOUTS, PAIRS, Attention, Draw, Sizes, apart, head_mix, table
 EXACT = 1e-10
 # batch, length, heads, groups, width, values
 SIZES = [(3, 17, 4, 2, 8, 5), (1, 23, 3, 3, 5, 9), (2, 13, 6, 1, 4, 4), (4, 9, 2, 2, 3, 16)]
-
-
-@pytest.fixture
-def poisoned() -> Iterator[None]:
-    """Memory that nobody has written to is NaN."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def sized(pairs: str, layout: str, sizes: tuple[int, ...], **settings: Any) -> Attention:

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import cycle
@@ -37,15 +37,6 @@ TILES = [(6, 16), (12, 32), (0, 0)]  # rows and columns; 0: as measured best
 EDGE = 3e-6
 GROUPED = ("batch", "length", "heads", "groups", "width", "values")
 SIZES = [(3, 47, 4, 2, 8, 5), (1, 71, 3, 3, 5, 9), (2, 53, 6, 1, 4, 4), (4, 37, 2, 2, 3, 40)]
-
-
-@pytest.fixture
-def poisoned() -> Iterator[None]:
-    """Memory that nobody has written to is NaN."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from adapos.pairs import Pairs
 
 BACKENDS: tuple[Backend, ...] = (Native(), Sdpa(), Tiled(), Reference())
 
-__all__ = ["BACKENDS", "Backend", "Call", "attend", "choose", "explain", "ranked"]
+__all__ = ["BACKENDS", "Backend", "Call", "attend", "choose", "explain", "named", "ranked"]
 
 
 def attend(
@@ -63,10 +63,15 @@ def ranked(call: Call) -> list[Backend]:
 def choose(call: Call, backend: str = "auto") -> Backend:
     if backend == "auto":
         return next(candidate for candidate in ranked(call) if candidate.refuses(call) is None)
+    chosen = named(backend)
+    reason = chosen.refuses(call)
+    if reason is not None:
+        raise ValueError(f"backend {backend!r} cannot run this call: {reason}")
+    return chosen
+
+
+def named(backend: str) -> Backend:
     for candidate in BACKENDS:
         if candidate.name == backend:
-            reason = candidate.refuses(call)
-            if reason is not None:
-                raise ValueError(f"backend {backend!r} cannot run this call: {reason}")
             return candidate
     raise ValueError(f"no backend is called {backend!r}; there are auto, {', '.join(b.name for b in BACKENDS)}")

@@ -13,6 +13,9 @@ from torch.autograd import forward_ad
 from adapos.layout import PADDING, Layout
 from adapos.pairs import HeadMix, Pairs, Term
 
+# what a backend that torch cannot look into says of a call that is `transformed`
+OPAQUE = "torch.func and forward-mode differentiation cannot look into it; the reference can be seen through"
+
 
 @dataclass(frozen=True, eq=False)
 class Call:

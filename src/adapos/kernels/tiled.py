@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from adapos.kernels import tiles
-from adapos.kernels.call import Call
+from adapos.kernels.call import OPAQUE, Call
 from adapos.kernels.reference import attention, gathered
 from adapos.kernels.threads import spread
 from adapos.pairs import wide
@@ -27,7 +27,7 @@ class Tiled:
 
     def refuses(self, call: Call) -> str | None:
         if call.transformed:
-            return "torch.func and forward-mode differentiation cannot look into it; the reference can be seen through"
+            return OPAQUE
         return None
 
     def rank(self, call: Call) -> int:

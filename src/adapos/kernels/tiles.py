@@ -109,10 +109,9 @@ def prepared(call: Call) -> Problem:
         problem = replace(problem, ramp_q=wide(ramp.q), ramp_k=wide(ramp.k))
     if mix is None:
         return problem
-    w_in, b_in, w_out, b_out = (x.to(kind) for x in mix.tensors())
-    first, second, edges = b_in[:, None], b_out[:, None], None
-    of_score = None if mix.form == "bias" else w_in[:, : call.heads]
-    of_bias = w_in[:, call.heads :] if mix.form in ("residual", "concat") else w_in
+    mix = mix.holding([x.to(kind) for x in mix.tensors()])
+    b_in, w_out, (of_score, of_bias) = mix.b_in, mix.w_out, mix.halves(call.heads)
+    first, second, edges = b_in[:, None], mix.b_out[:, None], None
     length = _length(layout, reach) if bias is None else bias.shape[1]
     if bias is not None:
         first = first + along_keys(bias[None, :, None], of_bias)[0, :, 0]

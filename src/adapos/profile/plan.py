@@ -12,7 +12,8 @@ import torch
 
 from adapos import registry
 from adapos.encoding import PositionalEncoding, Shape
-from adapos.kernels import BACKENDS
+from adapos.kernels import named
+from adapos.sketch import available
 
 PLAIN = "plain"  # what every ratio is to
 
@@ -66,15 +67,9 @@ class Plan:
         for name in ("batch", "threads", "repeats"):
             registry.at_least("profile", name, getattr(self, name), 1)
         registry.one_of("profile", "size", self.size, tuple(SIZES))
-        names = ["auto", *(backend.name for backend in BACKENDS)]
-        if self.backend not in names:
-            raise ValueError(f"no backend is called {self.backend!r}; there are {', '.join(names)}")
-        try:
-            kind = torch.device(self.device).type
-            torch.empty(1, device=self.device)
-        except (RuntimeError, AssertionError):
-            raise ValueError(f"device {self.device!r} is not available on this machine; try 'cpu'") from None
-        if kind not in ("cpu", "cuda"):
+        if self.backend != "auto":
+            named(self.backend)
+        if available(self.device).type not in ("cpu", "cuda"):
             raise ValueError(f"device must be cpu or cuda, not {self.device!r}: others are not timed yet")
         # an encoding that cannot be built is found now, not after an hour
         for what in self.what:

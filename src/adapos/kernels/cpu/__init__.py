@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adapos.kernels.call import Call
+from adapos.kernels.call import OPAQUE, Call
 from adapos.kernels.cpu import library
 from adapos.kernels.cpu.ops import DTYPES
 from adapos.kernels.cpu.terms import prepared
@@ -28,7 +28,7 @@ class Native:
         if call.pairs.mix is not None and not isinstance(call.pairs.mix, HeadMix):
             return f"it mixes heads, and {type(call.pairs.mix).__name__} counts along whole rows"
         if call.transformed:
-            return "torch.func and forward-mode differentiation cannot look into it; the reference can be seen through"
+            return OPAQUE
         if call.dropout:
             return "it does not drop attention weights"
         if library.WRONG is not None:

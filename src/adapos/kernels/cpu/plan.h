@@ -58,7 +58,7 @@ struct Plan {
     int64_t line_length;
     bool packed, backward;
     bool direct;  // so few queries that keys and values are read where they are, once
-    bool mixed, biased;
+    bool mixed;
     Line first, second, bias;
     float *k_across = nullptr, *v_along = nullptr, *v_across = nullptr, *k_along = nullptr;
     int32_t *inside_hidden = nullptr, *inside_logit = nullptr, *ones = nullptr;
@@ -66,7 +66,6 @@ struct Plan {
 
     Plan(const Problem &problem, bool backward_) : p(problem), backward(backward_) {
         mixed = p.w_out != nullptr;
-        biased = p.second.data || p.bias.data || p.ramp_q;
         reach = mixed ? p.taps / 2 : 0, halo = 2 * reach;
         columns = p.columns ? p.columns : 96;
         columns = most(padded(columns, PANEL), padded(2 * halo + 1, PANEL));

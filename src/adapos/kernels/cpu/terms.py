@@ -58,10 +58,9 @@ def prepared(call: Call) -> Terms:
     if mix is None:
         return Terms(second=table, ramp_q=ramp_q, ramp_k=ramp_k, zero=zero)
     assert isinstance(mix, HeadMix)
-    w_in, b_in, w_out, b_out = (x.float() for x in mix.tensors())
+    mix = mix.holding([x.float() for x in mix.tensors()])
+    b_in, w_out, b_out, (of_score, of_bias) = mix.b_in, mix.w_out, mix.b_out, mix.halves(call.heads)
     reach, biased, added = mix.kernel // 2, bool(call.pairs.bias), mix.form != "concat"
-    of_score = None if mix.form == "bias" else w_in[:, : call.heads]
-    of_bias = w_in[:, call.heads :] if mix.form in ("residual", "concat") else w_in
     tabled = table is not None and not ramps and call.layout.queries > FEW and (call.layout.consecutive or not reach)
     spelled = not tabled or reach > 0
     first = second = None

@@ -304,6 +304,7 @@ struct Worker {
         const int64_t first_pitch = row.first_pitch;
         const float slope = float(p.slope);
         float *const to = hidden;
+        // the usual case by itself: loops around the products cost the accumulators their registers
         const bool simple = taps == 1 && first && w_in;
         in_blocks(W, [&](int64_t w, auto height) INLINE {
             constexpr int M = decltype(height)::value;
