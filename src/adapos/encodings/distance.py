@@ -139,4 +139,5 @@ def slopes(heads: int) -> list[float]:
 
 def bounded(x: Tensor, low: float, high: float = math.inf) -> Tensor:
     """The value between the bounds, the gradient as if there were none: a parameter at its bound can come back."""
-    return x + (x.clamp(low, high) - x).detach()
+    inside = x.clamp(low, high).detach()
+    return inside + (x - x.detach()) if x.requires_grad else inside

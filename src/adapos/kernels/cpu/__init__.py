@@ -7,7 +7,7 @@ from torch import Tensor
 
 from adapos.kernels.call import OPAQUE, Call
 from adapos.kernels.cpu import library
-from adapos.kernels.cpu.ops import DTYPES
+from adapos.kernels.cpu.ops import DTYPES, native
 from adapos.kernels.cpu.terms import prepared
 from adapos.pairs import DistanceTable, HeadMix, Ramp
 
@@ -63,5 +63,4 @@ class Native:
         numbers = [
             layout.start, window, int(layout.causal), int(layout.consecutive), terms.zero, int(terms.added)
         ]  # fmt: skip
-        out: Tensor = torch.ops.adapos.native(call.q, call.k, call.v, *places, *terms.tensors(), numbers, call.scale)[0]
-        return out.to(call.v.dtype)
+        return native(call.q, call.k, call.v, *places, *terms.tensors(), numbers, call.scale).to(call.v.dtype)

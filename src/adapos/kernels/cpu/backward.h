@@ -421,6 +421,7 @@ struct Backward {
     int64_t *progress;  // of a job: tiles below this are done
     bool apart;         // every thread adds to keys and values of its own; else in the order of jobs
     View *d_k, *d_v;    // of each thread: float32, as wide as panels
+    int64_t crew;       // threads that had a job: the first ones
 
     static void work(void *context, int index, int count) {
         Backward &self = *static_cast<Backward *>(context);
@@ -434,6 +435,7 @@ struct Backward {
 
     void run(Differentiator &worker, int64_t job) {
         const int64_t own = apart ? &worker - workers : 0;
+        if (apart && !worker.working) clear(d_k[own], plan.wide_d), clear(d_v[own], plan.wide_e);
         const int64_t text = job / plan.blocks, nth = job % plan.blocks;
         worker.start(text, plan.blocks - 1 - nth);
         worker.start_backward();
@@ -458,6 +460,13 @@ struct Backward {
         worker.write_backward();
     }
 
+    void clear(const View &sums, int64_t wide) {
+        for (int64_t b = 0; b < plan.p.batch; b++)
+            for (int64_t g = 0; g < plan.p.groups; g++)
+                for (int64_t key = 0; key < plan.p.keys; key++)
+                    std::memset(row_of(sums, b, g, key, FLOAT32), 0, size_t(wide) * 4);
+    }
+
     // each thread a part of the keys: the sums of all threads, in the dtype of the gradients
     static void add_up(void *context, int index, int count) {
         Backward &self = *static_cast<Backward *>(context);
@@ -471,7 +480,7 @@ struct Backward {
              row < p.batch * p.groups * p.keys * (index + 1) / count; row++) {
             const int64_t b = row / (p.groups * p.keys), g = row / p.keys % p.groups, key = row % p.keys;
             float *first = reinterpret_cast<float *>(row_of(sums[0], b, g, key, FLOAT32));
-            for (int64_t t = 1; apart && t < p.threads; t++) {
+            for (int64_t t = 1; apart && t < crew; t++) {
                 const float *other = reinterpret_cast<float *>(row_of(sums[t], b, g, key, FLOAT32));
                 for (int64_t d = 0; d < width; d++) first[d] += other[d];
             }
@@ -491,7 +500,7 @@ struct Backward {
                 for (int64_t h = 0; h < H; h++)
                     for (int64_t w = 0; w < W; w++) {
                         double total = 0;
-                        for (int64_t t = 0; t < p.threads; t++) total += of(workers[t])[(tap * H + h) * W + w];
+                        for (int64_t t = 0; t < crew; t++) total += of(workers[t])[(tap * H + h) * W + w];
                         to[tap * H * W + (turned ? w * H + h : h * W + w)] = float(total);
                     }
         };
@@ -500,11 +509,11 @@ struct Backward {
         matrix(p.d_w_bias, true, [](Differentiator &w) { return w.total_bias; });
         for (int64_t i = 0; p.ramp_q && i < p.batch * H * p.keys; i++) {
             p.d_ramp_k[i] = 0;
-            for (int64_t t = 0; t < p.threads; t++) p.d_ramp_k[i] += workers[t].ramp_keys[i];
+            for (int64_t t = 0; t < crew; t++) p.d_ramp_k[i] += workers[t].ramp_keys[i];
         }
         for (int64_t w = 0; p.d_b_in && w < W; w++) {
             double total = 0;
-            for (int64_t t = 0; t < p.threads; t++) total += workers[t].total_b_in[w];
+            for (int64_t t = 0; t < crew; t++) total += workers[t].total_b_in[w];
             p.d_b_in[w] = float(total);
         }
     }
@@ -514,7 +523,7 @@ struct Backward {
         if (!table.data) return;
         const int64_t length = plan.p.consecutive ? plan.line_length : table.columns;
         double *total = of(workers[0]);
-        for (int64_t t = 1; t < plan.p.threads; t++)
+        for (int64_t t = 1; t < crew; t++)
             for (int64_t i = 0; i < channels * length; i++) total[i] += of(workers[t])[i];
         for (int64_t c = 0; c < channels; c++) {
             double *line = total + c * length;
@@ -535,13 +544,6 @@ struct Backward {
     }
 };
 
-void clear(const Problem &p, const View &view, int64_t wide) {
-    for (int64_t b = 0; b < p.batch; b++)
-        for (int64_t g = 0; g < p.groups; g++)
-            for (int64_t key = 0; key < p.keys; key++)
-                std::memset(row_of(view, b, g, key, FLOAT32), 0, size_t(wide) * 4);
-}
-
 bool differentiated(const Problem &p, Parallel parallel) {
     Plan plan(p, true);
     if (!plan.prepare()) return false;
@@ -551,7 +553,7 @@ bool differentiated(const Problem &p, Parallel parallel) {
     const int64_t jobs = p.batch * plan.blocks, rows = p.batch * p.groups * p.keys;
     // sums of each thread's own while they are small; else all add to one, each in its turn
     const bool apart = (p.threads - 1) * rows * (plan.wide_d + plan.wide_e) <= OWN_SUMS;
-    Backward backward = {plan, workers, nullptr, apart, nullptr, nullptr};
+    Backward backward = {plan, workers, nullptr, apart, nullptr, nullptr, 0};
     auto lay_out = [&] {
         backward.progress = sums.take<int64_t>(jobs);
         backward.d_k = sums.take<View>(p.threads), backward.d_v = sums.take<View>(p.threads);
@@ -577,10 +579,10 @@ bool differentiated(const Problem &p, Parallel parallel) {
         lay_out();
         lay_out_sums(true);
         for (int64_t job = 0; job < jobs; job++) backward.progress[job] = 0;
-        for (int64_t t = 0; t < (apart ? p.threads : 1); t++)
-            clear(p, backward.d_k[t], plan.wide_d), clear(p, backward.d_v[t], plan.wide_e);
+        if (!apart) backward.clear(backward.d_k[0], plan.wide_d), backward.clear(backward.d_v[0], plan.wide_e);
         if (plan.packed) parallel(int(p.threads), Packing<Differentiator>::work, &packing);
         parallel(int(p.threads), Backward::work, &backward);
+        while (backward.crew < p.threads && workers[backward.crew].working) backward.crew++;
         parallel(int(p.threads), Backward::add_up, &backward);
         backward.finish();
     }

@@ -49,7 +49,7 @@ class Problem(ctypes.Structure):
         *((name, View) for name in ("q", "k", "v", "out")),
         *((name, ctypes.c_void_p) for name in ("q_pos", "k_pos", "q_doc", "k_doc", "top", "sums")),
         *((name, Table) for name in ("first", "second", "bias")),
-        *((name, ctypes.c_void_p) for name in ("ramp_q", "ramp_k", "w_in", "w_bias", "b_in", "w_out", "b_out")),
+        *((name, ctypes.c_void_p) for name in ("ramp_q", "ramp_k", "w_in", "w_bias", "b_in", "w_out")),
         *((name, View) for name in ("d_out", "d_q", "d_k", "d_v")),
         *((name, ctypes.c_void_p) for name in ("d_ramp_q", "d_ramp_k", "d_w_in", "d_w_bias", "d_b_in", "d_w_out")),
     ]

@@ -1,11 +1,17 @@
-"""The native kernel as operators of torch's, with shapes for the compiler and gradients for autograd."""
+"""The native kernel as operators of torch's, with shapes for the compiler and gradients for autograd.
+
+Where nobody watches what is dispatched, `native` does without the operators: to go through their schemas takes longer
+than the arithmetic of a short call.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from adapos.kernels.cpu import library
 from adapos.kernels.cpu.terms import NAMES
@@ -18,18 +24,14 @@ _PLACES = "Tensor? q_pos, Tensor? k_pos, Tensor? q_doc, Tensor? k_doc"
 _TERMS = ", ".join(f"Tensor? {name}" for name in NAMES)
 # numbers: start, window or 0, causal, consecutive, zero, added
 _REST = f"{_PLACES}, {_TERMS}, SymInt[] numbers, float scale"
-torch.library.define("adapos::native", f"(Tensor q, Tensor k, Tensor v, {_REST}) -> (Tensor, Tensor, Tensor)")
+torch.library.define("adapos::native", f"(Tensor q, Tensor k, Tensor v, {_REST}) -> (Tensor, Tensor)")
 torch.library.define(
     "adapos::native_backward",
-    f"(Tensor grad, Tensor out, Tensor top, Tensor sums, Tensor q, Tensor k, Tensor v, {_REST}) -> Tensor[]",
+    f"(Tensor grad, Tensor out, Tensor ends, Tensor q, Tensor k, Tensor v, {_REST}) -> Tensor[]",
 )
 
 
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
-
-
-def _problem(q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...]) -> library.Problem:
+def _problem(q: Tensor, k: Tensor, v: Tensor, out: Tensor, ends: Tensor, rest: tuple[Any, ...]) -> library.Problem:
     places, terms = rest[:4], dict(zip(NAMES, rest[4 : 4 + len(NAMES)], strict=True))
     (start, window, causal, consecutive, zero, added), scale = rest[-2], rest[-1]
     w_out = terms["w_out"]
@@ -58,41 +60,46 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...]) -> library.
         q=library.view(q),
         k=library.view(k),
         v=library.view(v),
+        out=library.view(out),
+        top=ends.data_ptr(),
+        sums=ends.data_ptr() + ends.nbytes // 2,
     )
     for name, x in zip(("q_pos", "k_pos", "q_doc", "k_doc"), places, strict=True):
-        setattr(problem, name, _address(x))
+        if x is not None:
+            setattr(problem, name, x.data_ptr())
     for name, x in terms.items():
         kind = torch.float64 if name.startswith("ramp") else torch.float32
         if x is not None and (x.dtype != kind or not x.is_contiguous()):
             raise ValueError(
                 f"{name} must be contiguous and of {kind}, and it is of {x.dtype} with strides {x.stride()}"
             )
-        if name not in ("first", "second", "bias"):
-            setattr(problem, name, _address(x))
-        elif x is not None:
+        if x is None or name == "b_out":
+            continue
+        if name in ("first", "second", "bias"):
             offset = taps // 2 if name == "first" else 0
             setattr(problem, name, library.Table(x.data_ptr(), None, x.shape[1], zero + offset))
+        else:
+            setattr(problem, name, x.data_ptr())
     return problem
 
 
-def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The output, and each row's greatest logit and its sum of exp(logit - greatest)."""
     # float32 whatever q is: the backward pass reads the output, and rounding it would cost all gradients their digits
-    top, sums = (q.new_empty(q.shape[:3], dtype=torch.float32) for _ in range(2))
-    return q.new_empty(*q.shape[:3], v.shape[3], dtype=torch.float32), top, sums
+    batch, heads, queries, _ = q.shape
+    out = q.new_empty((batch, heads, queries, v.shape[3]), dtype=torch.float32)
+    return out, q.new_empty((2, batch, heads, queries), dtype=torch.float32)
 
 
-@torch.library.impl("adapos::native", "CPU")
-def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     q, k, v = (_rows(x) for x in (q, k, v))
-    out, top, sums = _outputs(q, v)
-    problem = _problem(q, k, v, rest)
-    problem.out, problem.top, problem.sums = library.view(out), top.data_ptr(), sums.data_ptr()
-    library.run(problem, backward=False)
-    return out, top, sums
+    out, ends = _outputs(q, v)
+    library.run(_problem(q, k, v, out, ends, rest), backward=False)
+    return out, ends
 
 
 @torch.library.register_fake("adapos::native")
-def _forward_shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _forward_shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return _outputs(q, v)
 
 
@@ -101,16 +108,12 @@ def _gradients(q: Tensor, k: Tensor, v: Tensor, terms: tuple[Tensor | None, ...]
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, *terms[:-1]) if x is not None]
 
 
-@torch.library.impl("adapos::native_backward", "CPU")
-def _backward(
-    grad: Tensor, out: Tensor, top: Tensor, sums: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
-) -> list[Tensor]:
+def _backward(grad: Tensor, out: Tensor, ends: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
     q, k, v, grad, out = (_rows(x) for x in (q, k, v, grad, out))
     terms = rest[4 : 4 + len(NAMES)]
     found = _gradients(q, k, v, terms)
-    problem = _problem(q, k, v, rest)
-    problem.out, problem.d_out = library.view(out), library.view(grad)
-    problem.top, problem.sums = top.data_ptr(), sums.data_ptr()
+    problem = _problem(q, k, v, out, ends, rest)
+    problem.d_out = library.view(grad)
     problem.d_q, problem.d_k, problem.d_v = (library.view(x) for x in found[:3])
     names = [name for name, x in zip(NAMES[:-1], terms[:-1], strict=True) if x is not None]
     for name, x in zip(names, found[3:], strict=True):
@@ -124,26 +127,30 @@ def _backward(
 
 @torch.library.register_fake("adapos::native_backward")
 def _backward_shapes(
-    grad: Tensor, out: Tensor, top: Tensor, sums: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+    grad: Tensor, out: Tensor, ends: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
 ) -> list[Tensor]:
     return _gradients(q, k, v, rest[4 : 4 + len(NAMES)])
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.numbers, ctx.scale = inputs
     ctx.there = [x is not None for x in tensors]
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*output[1:])
+    ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*output, *(x for x in tensors if x is not None))
 
 
 def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * (len(ctx.there) + 2)
-    out, top, sums, *kept = ctx.saved_tensors
+    out, ends, *kept = ctx.saved_tensors
     rest = iter(kept)
     tensors = [next(rest) if there else None for there in ctx.there]
-    found = iter(torch.ops.adapos.native_backward(grad, out, top, sums, *tensors, ctx.numbers, ctx.scale))
+    # with gradients of gradients asked for, the operator refuses
+    run: Callable[..., Any] = (
+        torch.ops.adapos.native_backward if torch.is_grad_enabled() or _watched(grad) else _backward
+    )
+    found = iter(run(grad, out, ends, *tensors, ctx.numbers, ctx.scale))
     gradients: list[Tensor | None] = []
     for index, x in enumerate(tensors):
         place = 3 <= index < 7
@@ -158,8 +165,38 @@ def _refuse(ctx: Any, *_: Any) -> tuple[None, ...]:
     )
 
 
+torch.library.impl("adapos::native", "CPU", _forward)
+torch.library.impl("adapos::native_backward", "CPU", _backward)
 torch.library.register_autograd("adapos::native", _differentiate, setup_context=_keep)
 torch.library.register_autograd("adapos::native_backward", _refuse)
+
+
+class NativeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        output = _forward(*inputs)
+        _keep(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_differentiate)
+
+
+def native(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    """The output in float32."""
+    if _watched(q):
+        out: Tensor = torch.ops.adapos.native(q, k, v, *rest)[0]
+    elif torch.is_grad_enabled():
+        out = NativeAttention.apply(q, k, v, *rest)[0]
+    else:
+        out = _forward(q, k, v, *rest)[0]
+    return out
+
+
+def _watched(x: Tensor) -> bool:
+    """Whether a compiler, a mode or a kind of tensor wants to see operators."""
+    return (
+        torch.compiler.is_compiling() or type(x) not in (Tensor, Parameter) or torch._C._len_torch_dispatch_stack() > 0
+    )
 
 
 def _rows(x: Tensor) -> Tensor:

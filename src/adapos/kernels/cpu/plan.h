@@ -16,10 +16,63 @@ int64_t bounded(int64_t x, int64_t low, int64_t high) { return least(most(x, low
 int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t padded(int64_t a, int64_t b) { return divided_up(a, b) * b; }
 
-// one allocation, handed out in cache lines; asked first for its size
+struct Block {
+    char *data;
+    int64_t size;
+};
+
+// memory that calls have given back, for the next ones: pages new from the system would cost a short call a tenth of
+// its time
+class Shelf {
+  public:
+    Block take(int64_t size) {
+        if (!__atomic_test_and_set(&busy_, __ATOMIC_ACQUIRE)) {
+            for (int at = count_ - 1; at >= 0; at--) {
+                if (blocks_[at].size < size || blocks_[at].size > 2 * size) continue;
+                const Block found = remove(at);
+                __atomic_clear(&busy_, __ATOMIC_RELEASE);
+                return found;
+            }
+            __atomic_clear(&busy_, __ATOMIC_RELEASE);
+        }
+        return {static_cast<char *>(std::aligned_alloc(64, size_t(size))), size};
+    }
+
+    void give(Block block) {
+        // whoever finds it busy does without it: a process forked meanwhile would find it so for ever
+        if (block.size > MOST || __atomic_test_and_set(&busy_, __ATOMIC_ACQUIRE)) return std::free(block.data);
+        while (count_ == PLACES || kept_ + block.size > MOST) std::free(remove(0).data);
+        blocks_[count_++] = block, kept_ += block.size;
+        __atomic_clear(&busy_, __ATOMIC_RELEASE);
+    }
+
+  private:
+#ifdef POISON
+    static constexpr int64_t MOST = 0;  // or memory used after it was given back would go unseen
+#else
+    static constexpr int64_t MOST = 64 << 20;
+#endif
+    static constexpr int PLACES = 128;
+
+    Block remove(int at) {
+        const Block found = blocks_[at];
+        kept_ -= found.size, count_--;
+        std::memmove(blocks_ + at, blocks_ + at + 1, size_t(count_ - at) * sizeof(Block));
+        return found;
+    }
+
+    bool busy_ = false;
+    int count_ = 0;
+    int64_t kept_ = 0;
+    Block blocks_[PLACES];
+};
+
+Shelf shelf;
+
+// one block, handed out in cache lines; asked first for its size
 class Arena {
   public:
-    void reserve() { base_ = static_cast<char *>(std::aligned_alloc(64, size_t(most(used_, 64)))), used_ = 0; }
+    void reserve() { block_ = shelf.take(most(used_, 64)), base_ = block_.data, used_ = 0; }
     bool failed() const { return base_ == nullptr; }
     template <class T>
     T *take(int64_t count) {
@@ -35,9 +88,13 @@ class Arena {
         std::memset(base_ + bytes, 0xff, size_t(used_ - bytes));
 #endif
     }
-    void release() { std::free(base_), base_ = nullptr; }
+    void release() {
+        if (base_) shelf.give(block_);
+        base_ = nullptr;
+    }
 
   private:
+    Block block_ = {};
     char *base_ = nullptr;
     int64_t used_ = 0;
 };

@@ -38,11 +38,11 @@ struct Problem {
 
     // a null table or matrix does not apply
     Table first;   // (W, .): the bias through the first layer, and b_in
-    Table second;  // (H, .): the bias, and b_out
+    Table second;  // (H, .): the bias
     Table bias;    // (H, .): the bias alone, for rows where a tap meets a key that is not seen, and for ramps
     const double *ramp_q, *ramp_k;      // (B, H, T), (B, H, S)
     const float *w_in, *w_bias, *b_in;  // (k, W, H), (k, W, H), (W,)
-    const float *w_out, *b_out;         // (k, H, W), (H,)
+    const float *w_out;                 // (k, H, W); b_out is missing, for no softmax sees a constant
 
     // backward only
     View d_out, d_q, d_k, d_v;

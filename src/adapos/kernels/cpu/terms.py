@@ -4,7 +4,9 @@ With the bias b a table over distance, HeadMix needs only the scores of a tile, 
 through which ordinary autograd carries the gradients on to whatever made b:
 
     hidden = leaky(w_in S + first)          first  = w_bias b + b_in      (W, distance)
-    logit  = S + w_out hidden + second      second = b + b_out            (H, distance)
+    logit  = S + w_out hidden + second      second = b                    (H, distance)
+
+b_out is not added, for no softmax sees a constant; its gradient is zero.
 
 Where that does not hold, the kernel is given b and w_bias and sends the bias through the first layer pair by pair:
 for ramps, for ids that are not consecutive where taps read neighbours, and in rows where a tap meets a key that is not
@@ -67,8 +69,7 @@ def prepared(call: Call) -> Terms:
     if tabled:
         assert table is not None
         first = torch.addmm(b_in[:, None], of_bias[..., 0], table) if not reach else _through(table, of_bias, b_in)
-        # no softmax sees a constant: the kernel gives b_out its gradient, which is zero
-        second = b_out.detach()[:, None] + (table if added else torch.zeros_like(table))
+        second = table if added else None
     return Terms(
         first=None if first is None else first.contiguous(),
         second=second,

@@ -13,7 +13,8 @@ struct Worker {
     const Problem &p;
     Arena arena;
     const int64_t heads_wide;
-    int64_t clean = 0;  // bytes of the arena that start at zero
+    int64_t clean = 0;     // bytes of the arena that start at zero
+    bool working = false;  // it has had a job
 
     // of the job at hand: text, first query, queries, groups of TALL queries
     int64_t b = 0, begin = 0, count = 0, groups = 0;
@@ -65,6 +66,7 @@ struct Worker {
 
     // queries [begin, begin + count) of text b, scaled
     void start(int64_t text, int64_t block) {
+        if (!working) arena.zero(clean), working = true;
         b = text, begin = block * plan.rows, count = least(plan.rows, p.queries - begin),
         groups = divided_up(count, TALL);
         for (int64_t h = 0; h < p.heads; h++) {
@@ -340,7 +342,7 @@ struct Worker {
     void logits(const Row &row, float *to, const Range panels) {
         const int64_t C = plan.columns, H = p.heads, W = p.hidden, r = plan.reach, taps = p.taps;
         const float *s = row.scores, *second = row.second, *w_out = p.w_out, *from = hidden;
-        const float *b_out = row.spelled ? p.b_out : nullptr, *bias = !plan.mixed || p.added ? row.bias : nullptr;
+        const float *bias = !plan.mixed || p.added ? row.bias : nullptr;
         const int32_t *seen_here = row.masked || r ? row.seen_logit : nullptr;
         const int64_t second_pitch = row.second_pitch;
         in_blocks(H, [&](int64_t h, auto height) INLINE {
@@ -350,10 +352,6 @@ struct Worker {
                 start_from<M>(acc, s + h * C + x, C);
                 if (second) add_from<M>(acc, second + h * second_pitch + x, second_pitch);
                 if (bias) add_from<M>(acc, bias + h * C + x, C);
-                if (b_out) {
-#pragma GCC unroll 8
-                    for (int m = 0; m < M; m++) acc[m][0] += b_out[h + m], acc[m][1] += b_out[h + m];
-                }
                 if (w_out && taps == 1) {
                     accumulate<M>(acc, W, w_out + h * W, W, 1, from + x, C);
                 } else if (w_out) {
@@ -399,7 +397,6 @@ W *hired(const Plan &plan) {
             return nullptr;
         }
         worker.lay_out();
-        worker.arena.zero(worker.clean);
     }
     return workers;
 }
