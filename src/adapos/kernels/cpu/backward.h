@@ -418,26 +418,41 @@ constexpr int64_t OWN_SUMS = 1 << 26;  // numbers, in sums of threads' own
 struct Backward {
     Plan &plan;
     Differentiator *workers;
+    int64_t *owner;     // of a job: the worker that does it
     int64_t *progress;  // of a job: tiles below this are done
     bool apart;         // every thread adds to keys and values of its own; else in the order of jobs
     View *d_k, *d_v;    // of each thread: float32, as wide as panels
     int64_t crew;       // threads that had a job: the first ones
 
+    int64_t jobs() const { return plan.p.batch * plan.blocks; }
+    // long rows first
+    int64_t block_of(int64_t job) const { return plan.blocks - 1 - job % plan.blocks; }
+
+    // each job goes to the worker that has least to do
+    void deal(int64_t *load) {
+        const Problem &p = plan.p;
+        std::memset(load, 0, size_t(p.threads) * sizeof(int64_t));
+        for (int64_t job = 0; job < jobs(); job++) {
+            int64_t idlest = 0;
+            for (int64_t t = 1; t < p.threads; t++)
+                if (load[t] < load[idlest]) idlest = t;
+            const int64_t begin = block_of(job) * plan.rows, end = least(begin + plan.rows, p.queries);
+            const Range keys = plan.keys_of(begin, end);
+            owner[job] = idlest, load[idlest] += (end - begin) * (keys.end - keys.begin);
+        }
+    }
+
     static void work(void *context, int index, int count) {
         Backward &self = *static_cast<Backward *>(context);
-        const int64_t jobs = self.plan.p.batch * self.plan.blocks;
-        for (int64_t job = 0; job < jobs; job++) {
-            // there and back again, so that long and short rows are shared alike
-            int64_t turn = job % (2 * count);
-            if ((turn < count ? turn : 2 * count - 1 - turn) == index) self.run(self.workers[index], job);
-        }
+        for (int64_t job = 0; job < self.jobs(); job++)
+            if (self.owner[job] % count == index) self.run(self.workers[self.owner[job]], job);
     }
 
     void run(Differentiator &worker, int64_t job) {
         const int64_t own = apart ? &worker - workers : 0;
         if (apart && !worker.working) clear(d_k[own], plan.wide_d), clear(d_v[own], plan.wide_e);
         const int64_t text = job / plan.blocks, nth = job % plan.blocks;
-        worker.start(text, plan.blocks - 1 - nth);
+        worker.start(text, block_of(job));
         worker.start_backward();
         Range tiles = plan.tiles_of(plan.keys_of(worker.begin, worker.begin + worker.count));
         // a tile touches keys of its neighbours through its halo
@@ -553,9 +568,11 @@ bool differentiated(const Problem &p, Parallel parallel) {
     const int64_t jobs = p.batch * plan.blocks, rows = p.batch * p.groups * p.keys;
     // sums of each thread's own while they are small; else all add to one, each in its turn
     const bool apart = (p.threads - 1) * rows * (plan.wide_d + plan.wide_e) <= OWN_SUMS;
-    Backward backward = {plan, workers, nullptr, apart, nullptr, nullptr, 0};
+    Backward backward = {plan, workers, nullptr, nullptr, apart, nullptr, nullptr, 0};
+    int64_t *load = nullptr;
     auto lay_out = [&] {
-        backward.progress = sums.take<int64_t>(jobs);
+        backward.owner = sums.take<int64_t>(jobs), backward.progress = sums.take<int64_t>(jobs);
+        load = sums.take<int64_t>(p.threads);
         backward.d_k = sums.take<View>(p.threads), backward.d_v = sums.take<View>(p.threads);
     };
     auto view_of = [&](int64_t wide) {
@@ -579,6 +596,7 @@ bool differentiated(const Problem &p, Parallel parallel) {
         lay_out();
         lay_out_sums(true);
         for (int64_t job = 0; job < jobs; job++) backward.progress[job] = 0;
+        backward.deal(load);
         if (!apart) backward.clear(backward.d_k[0], plan.wide_d), backward.clear(backward.d_v[0], plan.wide_e);
         if (plan.packed) parallel(int(p.threads), Packing<Differentiator>::work, &packing);
         parallel(int(p.threads), Backward::work, &backward);
