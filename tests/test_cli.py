@@ -479,11 +479,18 @@ def test_the_installed_command_ends_with_2_and_one_line() -> None:
 @pytest.mark.skipif(os.name == "nt", reason="signals differ")
 def test_the_installed_command_dies_of_an_interrupt_in_silence(write: Callable[[str], str]) -> None:
     file = write("print('here', flush=True)\nimport time\ntime.sleep(60)\n")
-    process = subprocess.Popen([ADAPOS, "check", file], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "here\n"
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    with subprocess.Popen(
+        [ADAPOS, "check", file],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # a shell that runs the tests in the background has them ignore interrupts
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (130, "", "")
 
 
