@@ -8,7 +8,8 @@ READY := .venv/.ready
 demo test check sanitize: export OMP_WAIT_POLICY = PASSIVE
 
 demo: $(READY)
-	$(BIN)/python examples/demo.py
+	$(BIN)/adapos compare --encodings "rope, alibi, kerple, kerple + dape, tape" --task text --train-length 128 \
+		--lengths 128..4096 --size 1m --steps 500 --batch 16 --examples 32 --baseline rope --out runs/demo
 
 test: $(READY)
 	$(BIN)/python -m pytest
@@ -28,6 +29,7 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/adapos profile
+	$(BIN)/python benchmarks/training.py
 
 # the constraint keeps torch at the tested version; a bare install may fetch another, with gigabytes of libraries
 $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/adapos/kernels/cpu/*.cpp src/adapos/kernels/cpu/*.h)
@@ -37,4 +39,4 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/adapos/kernels/
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -5,30 +5,27 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
-from functools import wraps
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Annotated, NoReturn, ParamSpec, TypeVar
+from typing import Annotated
 
 import torch
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from adapos import registry, table
+from adapos.bench import commands
+from adapos.console import in_a_sentence, ruled
 from adapos.contract import Report, check
 from adapos.encoding import PositionalEncoding, Shape
 from adapos.kernels import Call, ranked
 from adapos.profile import measure, page, plan, rows, terminal, words
 from adapos.sketch import Size, sketch
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from adapos.specs import lengths as read_lengths
+from adapos.specs import specs
 
 COLOURS = {"held": "green", "exempt": "yellow", "broken": "bold red", "chosen": "green", "refuses": "yellow"}
 
@@ -39,6 +36,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(commands.app)
 
 
 class Dtype(StrEnum):
@@ -50,26 +48,6 @@ class Dtype(StrEnum):
 
 def main() -> None:
     app()
-
-
-def in_a_sentence(command: Callable[P, R]) -> Callable[P, R]:
-    """What the library says of bad input, without a traceback."""
-
-    @wraps(command)
-    def careful(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return command(*args, **kwargs)
-        except ValueError as problem:
-            refuse(str(problem))
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
-
-    return careful
-
-
-def refuse(sentence: str) -> NoReturn:
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
-    raise typer.Exit(2)
 
 
 def show_version(asked: bool) -> None:
@@ -173,8 +151,8 @@ def profile(
 ) -> None:
     """Measure what encodings cost on this machine, beside plain attention: time, memory and arithmetic."""
     asked = plan.Plan(
-        encodings=plan.specs(encodings),
-        lengths=plan.lengths(lengths),
+        encodings=specs(encodings),
+        lengths=read_lengths(lengths),
         what=plan.measurements(what),
         heads=heads,
         kv_heads=heads if kv_heads is None else kv_heads,
@@ -290,13 +268,6 @@ def show(report: Report) -> None:
     verdicts = [finding.verdict for finding in report]
     counted = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in COLOURS if verdict in verdicts)
     out.print(Text(f"{counted}: {', '.join(report.broken)}" if report.broken else counted))
-
-
-def ruled(*columns: str) -> Table:
-    grid = Table(box=box.SIMPLE, show_edge=False, pad_edge=False)
-    for column in columns:
-        grid.add_column(column, overflow="fold")
-    return grid
 
 
 def described(spec: str, call: Call, training: bool) -> str:

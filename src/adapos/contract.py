@@ -72,7 +72,7 @@ class Report:
         return "\n".join(lines)
 
 
-class Exempt(Exception):  # noqa: N818  (no error)
+class Exempt(Exception):
     """The encoding declares that it does not promise this, with its reason."""
 
 

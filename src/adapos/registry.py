@@ -146,7 +146,7 @@ def _part(name: str, given: dict[str, Any], shape: Shape) -> PositionalEncoding:
     for parameter in given:
         if parameter not in known:
             listed = ", ".join(f"{key}={value!r}" for key, value in known.items()) or "none"
-            hint = _meant(parameter, known) or ";"
+            hint = meant(parameter, known) or ";"
             raise ValueError(f"{cls.name} has no parameter {parameter!r}{hint} it knows: {listed}")
     return cls(shape, **given)
 
@@ -154,12 +154,12 @@ def _part(name: str, given: dict[str, Any], shape: Shape) -> PositionalEncoding:
 def find(name: str) -> type[PositionalEncoding]:
     cls = REGISTRY.get(ALIASES.get(name, name))
     if cls is None:
-        hint = _meant(name, [*REGISTRY, *ALIASES]) or ";"
+        hint = meant(name, [*REGISTRY, *ALIASES]) or ";"
         raise ValueError(f"no encoding is called {name!r}{hint} `adapos encodings` lists all")
     return cls
 
 
-def _meant(word: str, known: Any) -> str:
+def meant(word: str, known: Any) -> str:
     close = get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -167,7 +167,7 @@ def _meant(word: str, known: Any) -> str:
 def one_of(encoding: str, parameter: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{encoding}: {parameter} must be one of {listed}, not {value!r}{_meant(str(value), choices)}")
+        raise ValueError(f"{encoding}: {parameter} must be one of {listed}, not {value!r}{meant(str(value), choices)}")
 
 
 def at_least(encoding: str, parameter: str, value: Any, least: float, *, whole: bool = True) -> None:

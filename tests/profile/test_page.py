@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from results import RESULTS, SPECS
 
+from adapos import html, numbers, plots
 from adapos.profile import page, words
 from adapos.profile.plan import PLAIN
 
@@ -41,8 +42,8 @@ def made() -> Reader:
 def test_the_page_asks_nothing_of_the_network(made: Reader) -> None:
     assert not [tag for tag, _ in made.tags if tag in ("link", "iframe", "img", "object", "embed", "base")]
     assert not [given for _, given in made.tags if {"src", "href", "srcset", "action"} & set(given)]
-    assert "@import" not in page.STYLE
-    assert "url(" not in page.STYLE
+    assert "@import" not in html.STYLE
+    assert "url(" not in html.STYLE
     assert any("Plotly" in text for text in made.text["script"])
 
 
@@ -106,12 +107,12 @@ def test_without_plotly_the_page_says_what_to_install(monkeypatch: pytest.Monkey
     ("low", "high"), [(1.0, 1.01), (0.003, 0.0031), (1.0, 7.0), (0.02, 900.0), (1e-3, 1e6), (9.9, 10.1)]
 )
 def test_there_are_a_few_ticks_in_any_range(low: float, high: float) -> None:
-    inside = [tick for tick in page.ticks(low, high) if low / 1.25 <= tick <= high * 1.25]
+    inside = [tick for tick in plots.ticks(low, high) if low / 1.25 <= tick <= high * 1.25]
     assert 1 <= len(inside) <= 10
 
 
 def test_numbers_have_three_digits_that_matter() -> None:
-    assert [words.number(x) for x in (0.01234, 0.1234, 1.234, 9.999, 12.34, 123.4, 12345.6)] == [
+    assert [numbers.number(x) for x in (0.01234, 0.1234, 1.234, 9.999, 12.34, 123.4, 12345.6)] == [
         "0.0123",
         "0.123",
         "1.23",
@@ -120,5 +121,5 @@ def test_numbers_have_three_digits_that_matter() -> None:
         "123",
         "12,346",
     ]
-    assert [words.large(x) for x in (7, 1500, 2.5e9, 3e16)] == ["7", "1.50 k", "2.50 G", "30.0 P"]
-    assert [words.share(x) for x in (None, 0.004, 0.254, 1.2)] == ["", "0.4 %", "25 %", "120 %"]
+    assert [numbers.large(x) for x in (7, 1500, 2.5e9, 3e16)] == ["7", "1.50 k", "2.50 G", "30.0 P"]
+    assert [numbers.share(x) for x in (None, 0.004, 0.254, 1.2)] == ["", "0.4 %", "25 %", "120 %"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from adapos import cli
+from adapos import cli, specs
 from adapos.encoding import Shape
 from adapos.model import Decoder
 from adapos.profile import measure, plan
@@ -30,7 +30,7 @@ SMALL = Plan(("rope",), (16,), ("forward",), heads=2, kv_heads=2, head_width=8)
     ],
 )
 def test_lengths_are_numbers_and_doublings(text: str, found: tuple[int, ...]) -> None:
-    assert plan.lengths(text) == found
+    assert specs.lengths(text) == found
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def test_lengths_are_numbers_and_doublings(text: str, found: tuple[int, ...]) ->
 )
 def test_lengths_that_make_no_sense_are_refused(text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        plan.lengths(text)
+        specs.lengths(text)
 
 
 def test_encodings_are_split_at_commas_outside_parentheses_and_quotes() -> None:
     text = "rope,  kerple +   dape(width=8, kernel=3),tape(form='additive', mixing=\"heads\")"
-    assert plan.specs(text) == ("rope", "kerple + dape(width=8, kernel=3)", "tape(form='additive', mixing=\"heads\")")
+    assert specs.specs(text) == ("rope", "kerple + dape(width=8, kernel=3)", "tape(form='additive', mixing=\"heads\")")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_encodings_are_split_at_commas_outside_parentheses_and_quotes() -> None:
 )
 def test_encodings_that_make_no_sense_are_refused(text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        plan.specs(text)
+        specs.specs(text)
 
 
 def test_measurements_keep_their_order_and_count_once() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from adapos.encoding import PositionalEncoding, Shape
 from adapos.layout import PADDING, Layout, count
@@ -62,8 +63,11 @@ class Decoder(nn.Module):
     """logits = decoder(tokens), (B, T) -> (B, T, vocabulary).
 
     `hidden` is the width of the MLP (8/3 of the width for swiglu, 4 times for gelu). All positional
-    parameters are under `encoding.*`.
+    parameters are under `encoding.*`. Where `recomputes` is set, the backward pass computes each block again
+    rather than keep what it computed.
     """
+
+    recomputes = False
 
     def __init__(
         self,
@@ -116,19 +120,38 @@ class Decoder(nn.Module):
         cache: Cache | None = None,
         causal: bool = True,
         window: int | None = None,
+        last: int | None = None,
     ) -> Tensor:
         """`pos` (B, T) are ids of your own, `doc` (B, T) the document of each token, -1 for padding.
 
-        With a cache the tokens follow those in it. Without ids each document counts 0, 1, 2...
+        With a cache the tokens follow those in it. Without ids each document counts 0, 1, 2... `last` asks for the
+        logits of so many last tokens alone.
         """
+        x = self.hidden(tokens, pos=pos, doc=doc, cache=cache, causal=causal, window=window)
+        return self.head(x if last is None else x[:, -last:])
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        *,
+        pos: Tensor | None = None,
+        doc: Tensor | None = None,
+        cache: Cache | None = None,
+        causal: bool = True,
+        window: int | None = None,
+    ) -> Tensor:
+        """What the head makes logits of, (B, T, width): for long texts logits take more memory than all else."""
         layout = self.layout(tokens, pos, doc, cache, causal, window)
         allowed(self.encoding, layout, cache)
         x, layout, state = begun(self.encoding, self.embedding(tokens.long()), layout)
         for block in self.blocks:
-            x, state = block(x, self.encoding, layout, state, cache)
+            if self.recomputes and torch.is_grad_enabled():
+                x, state = checkpoint(block, x, self.encoding, layout, state, cache, use_reentrant=False)
+            else:
+                x, state = block(x, self.encoding, layout, state, cache)
         if cache is not None:
             cache.commit(layout)
-        return self.head(self.norm(x))
+        return self.norm(x)
 
     def layout(
         self,
@@ -183,7 +206,7 @@ class Decoder(nn.Module):
                 "a prompt must end in a token to go on from, and some end in padding; pad them on the left"
             )
         cache = Cache()
-        logits = self(tokens, doc=doc, cache=cache)[:, -1]
+        logits = self(tokens, doc=doc, cache=cache, last=1)[:, -1]
         for step in range(new):
             if temperature > 0:
                 # from the greatest down, or a small temperature overflows

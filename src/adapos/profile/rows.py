@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from adapos import files
 from adapos.profile.machine import Machine
 
 NOISE = 0.15  # a spread above this is noise
@@ -100,7 +101,7 @@ def _cell(value: Any) -> str:
 
 
 class Folder:
-    """Where results are kept. Each file is written beside its place and then moved there, so none is ever half."""
+    """Where results are kept."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
@@ -118,11 +119,4 @@ class Folder:
         self.write("profile.csv", results.to_csv())
 
     def write(self, name: str, text: str) -> None:
-        beside = self.path / f".{name}.{os.getpid()}"
-        try:
-            beside.write_text(text, encoding="utf-8", newline="\n")
-            beside.replace(self.path / name)
-        except OSError as problem:
-            raise ValueError(f"{self.path / name} cannot be written: {problem.strerror}") from None
-        finally:
-            beside.unlink(missing_ok=True)
+        files.write(self.path / name, text)

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from adapos.numbers import large, number
 from adapos.profile import words
 from adapos.profile.plan import PLAIN
 from adapos.profile.rows import Results, Row
@@ -79,12 +80,12 @@ def cells(row: Row) -> list[str | Text]:
         beside = beside.replace(" [", "\n[")
     found: list[str | Text] = [
         name,
-        words.number(row.milliseconds),
+        number(row.milliseconds),
         Text(beside, style="yellow" if row.noisy else ""),
         words.memory(row),
-        "?" if row.flops is None else words.large(row.flops),
+        "?" if row.flops is None else large(row.flops),
         words.of_peak(row),
     ]
     if row.tokens_per_second is not None:
-        found.append(words.number(row.tokens_per_second))
+        found.append(number(row.tokens_per_second))
     return [*found, row.backend or ""]

@@ -1,0 +1,1 @@
+"""Which encoding to choose: tasks, training, evaluation by length, and the report."""

@@ -1,0 +1,371 @@
+"""The bench on the command line: tasks, train, evaluate, compare and report."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from adapos import files, registry
+from adapos.bench import compare as comparing
+from adapos.bench import forecast, report, tasks, terminal
+from adapos.bench import plan as plans
+from adapos.bench.boards import BOARDS
+from adapos.bench.plan import Plan
+from adapos.bench.train import Failed, Setup, Stopped, train
+from adapos.console import in_a_sentence, ruled
+from adapos.numbers import large
+from adapos.specs import lengths as read_lengths
+from adapos.specs import specs as read_specs
+
+app = typer.Typer()
+
+# settings of a plan; where one is not given, the plan's file or its default decides
+Task = Annotated[str | None, typer.Option("--task", help="What to train on; `adapos tasks` lists all.")]
+TrainLength = Annotated[int | None, typer.Option(help="The longest text while training.")]
+Lengths = Annotated[str | None, typer.Option(help="Lengths to examine: numbers, and doublings such as 128..8192.")]
+Size = Annotated[str | None, typer.Option(help=f"The decoder: {', '.join(plans.SIZES)}.")]
+Layers = Annotated[int | None, typer.Option(help="In place of the size's.")]
+Width = Annotated[int | None, typer.Option(help="In place of the size's.")]
+Heads = Annotated[int | None, typer.Option(help="In place of the size's.")]
+KvHeads = Annotated[int | None, typer.Option(help="Key/value heads; as many as heads unless given.")]
+Steps = Annotated[int | None, typer.Option(help="Steps of training.")]
+Batch = Annotated[int | None, typer.Option(help="Texts a step.")]
+Rate = Annotated[float | None, typer.Option(help="The greatest learning rate.")]
+WarmUp = Annotated[float | None, typer.Option(help="Share of the steps in which the rate rises.")]
+Decay = Annotated[float | None, typer.Option(help="Weight decay.")]
+Clip = Annotated[float | None, typer.Option(help="The greatest size of a gradient.")]
+Dropout = Annotated[float | None, typer.Option(help="Of attention weights.")]
+Dtype = Annotated[str | None, typer.Option(help=f"Numbers of matrix products: {', '.join(plans.DTYPES)}.")]
+Data = Annotated[
+    str | None, typer.Option(help="Text: stdlib, a file or folder, or hf:NAME for a Hugging Face dataset.")
+]
+Field = Annotated[str | None, typer.Option(help="The field of JSON lines or tables that holds the text.")]
+Tokenizer = Annotated[str | None, typer.Option(help="bytes, or a Hugging Face tokenizer by name or path.")]
+Documents = Annotated[str | None, typer.Option(help="joined, or apart: whether texts see what stands before them.")]
+Protocol = Annotated[str | None, typer.Option(help=f"How text is read: {', '.join(plans.PROTOCOLS)}.")]
+Scored = Annotated[int | None, typer.Option(help="Tokens of each text that are scored by the protocol `last`.")]
+Stride = Annotated[int | None, typer.Option(help="Of the protocol `sliding`.")]
+Examples = Annotated[int | None, typer.Option(help="Texts, or exams at each place of a grid.")]
+Baseline = Annotated[str | None, typer.Option(help="The encoding that others are tested against.")]
+Significance = Annotated[float | None, typer.Option(help="The greatest p of a difference that counts.")]
+PlanFile = Annotated[Path | None, typer.Option("--plan", help="Settings in a .toml, .yaml or .json file.")]
+# how it is run
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Backend = Annotated[str, typer.Option(help="auto, or the backend that is to run all encodings.")]
+Accumulate = Annotated[int, typer.Option(help="Parts that a batch is computed in.")]
+Compiled = Annotated[bool, typer.Option("--compile", help="Compile the model with torch.compile.")]
+Recomputed = Annotated[bool, typer.Option("--recompute", help="Compute activations again in the backward pass.")]
+Every = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
+Keep = Annotated[int, typer.Option(help="Checkpoints to keep.")]
+Board = Annotated[str, typer.Option(help=f"Where curves are shown besides the log: {', '.join(BOARDS)}.")]
+Sharded = Annotated[bool, typer.Option("--shard", help="Spread the model over the processes of torchrun (FSDP2).")]
+Out = Annotated[Path, typer.Option(help="The folder of the run.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a run.")]
+
+
+@app.command("tasks")
+@in_a_sentence
+def list_tasks() -> None:
+    """List every task: its parameters and what it asks."""
+    grid = ruled("task", "what it asks", "scored by")
+    for name, cls in tasks.TASKS.items():
+        title = Text(name, style="bold")
+        for parameter, default in tasks.parameters(cls).items():
+            title.append(f"\n{parameter}={default!r}", style="not bold dim")
+        grid.add_row(title, Text(" ".join((cls.__doc__ or "").split("\n\n")[0].split())), cls.metric)
+    Console().print(grid)
+
+
+@app.command()
+@in_a_sentence
+def compare(
+    encodings: Annotated[str | None, typer.Option(help="Encodings, separated by commas.")] = None,
+    task: Task = None,
+    train_length: TrainLength = None,
+    lengths: Lengths = None,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds: 0, 1, 2...")] = None,
+    size: Size = None,
+    layers: Layers = None,
+    width: Width = None,
+    heads: Heads = None,
+    kv_heads: KvHeads = None,
+    steps: Steps = None,
+    batch: Batch = None,
+    rate: Rate = None,
+    warm_up: WarmUp = None,
+    decay: Decay = None,
+    clip: Clip = None,
+    dropout: Dropout = None,
+    dtype: Dtype = None,
+    data: Data = None,
+    field: Field = None,
+    tokenizer: Tokenizer = None,
+    documents: Documents = None,
+    protocol: Protocol = None,
+    scored: Scored = None,
+    stride: Stride = None,
+    examples: Examples = None,
+    baseline: Baseline = None,
+    significance: Significance = None,
+    plan: PlanFile = None,
+    device: Device = "cpu",
+    backend: Backend = "auto",
+    accumulate: Accumulate = 1,
+    compiled: Compiled = False,
+    recomputed: Recomputed = False,
+    every: Every = 60.0,
+    keep: Keep = 2,
+    board: Board = "none",
+    sharded: Sharded = False,
+    workers: Annotated[int, typer.Option(min=1, help="Trials at once, in processes of their own.")] = 1,
+    cluster: Annotated[str | None, typer.Option(help="ray, or ray://ADDRESS: run the trials there.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and what it will take, and stop.")] = False,
+    out: Out = Path("runs/first"),
+) -> None:
+    """Train every encoding alike, examine each by length, and report which is best, and what it costs."""
+    given = {
+        "encodings": None if encodings is None else read_specs(encodings),
+        "lengths": None if lengths is None else read_lengths(lengths),
+        "seeds": None if seeds is None else tuple(range(seeds)),
+        "task": described(task, plan, data=data, field=field, tokenizer=tokenizer, documents=documents),
+        "train_length": train_length,
+        "size": size,
+        "layers": layers,
+        "width": width,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "steps": steps,
+        "batch": batch,
+        "rate": rate,
+        "warm_up": warm_up,
+        "decay": decay,
+        "clip": clip,
+        "dropout": dropout,
+        "dtype": dtype,
+        "protocol": protocol,
+        "scored": scored,
+        "stride": stride,
+        "examples": examples,
+        "baseline": baseline,
+        "significance": significance,
+    }
+    asked = planned(plan, given, {"encodings": "rope, alibi, kerple, kerple + dape, tape", "lengths": "128..1024"})
+    setup = Setup(device, backend, accumulate, compiled, recomputed, every, keep, board, sharded)
+    if cluster is not None:
+        registry.one_of("compare", "cluster", cluster.partition("://")[0], ("ray",))
+    if dry_run:
+        foresee(asked, setup, out)
+        return
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("compare starts its own processes; give torchrun `adapos train`, then run `adapos evaluate`")
+    asked.check()
+    files.folder(out)
+    asked = plans.settle(asked, out)
+    carry_out(out, asked, setup, workers, cluster)
+    finish(out)
+
+
+def first_process() -> bool:
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def carry_out(folder: Path, plan: Plan, setup: Setup, workers: int, cluster: str | None) -> None:
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    try:
+        if cluster is not None:
+            comparing.on_cluster(folder, setup, cluster if "://" in cluster else None, say)
+        elif workers > 1:
+            comparing.side_by_side(folder, setup, workers, say)
+        else:
+            with terminal.bars(len(plan.trials)) as bars:
+                comparing.run(folder, setup, bars)
+    except Stopped as problem:
+        print(problem, file=sys.stderr)
+        raise typer.Exit(128 + problem.number) from None
+
+
+@app.command("train")
+@in_a_sentence
+def train_(
+    encoding: Annotated[str, typer.Option(help="The encoding, such as 'kerple + dape'.")],
+    seed: Annotated[int, typer.Option(help="Of the weights, the data and all else that is drawn.")] = 0,
+    task: Task = None,
+    train_length: TrainLength = None,
+    lengths: Lengths = None,
+    size: Size = None,
+    layers: Layers = None,
+    width: Width = None,
+    heads: Heads = None,
+    kv_heads: KvHeads = None,
+    steps: Steps = None,
+    batch: Batch = None,
+    rate: Rate = None,
+    warm_up: WarmUp = None,
+    decay: Decay = None,
+    clip: Clip = None,
+    dropout: Dropout = None,
+    dtype: Dtype = None,
+    data: Data = None,
+    field: Field = None,
+    tokenizer: Tokenizer = None,
+    documents: Documents = None,
+    plan: PlanFile = None,
+    device: Device = "cpu",
+    backend: Backend = "auto",
+    accumulate: Accumulate = 1,
+    compiled: Compiled = False,
+    recomputed: Recomputed = False,
+    every: Every = 60.0,
+    keep: Keep = 2,
+    board: Board = "none",
+    sharded: Sharded = False,
+    out: Out = Path("runs/first"),
+) -> None:
+    """Train one encoding; run again, it goes on where it was stopped. `adapos evaluate` examines it."""
+    given = {
+        "encodings": (" ".join(encoding.split()),),
+        "seeds": (seed,),
+        "lengths": None if lengths is None else read_lengths(lengths),
+        "task": described(task, plan, data=data, field=field, tokenizer=tokenizer, documents=documents),
+        "train_length": train_length,
+        "size": size,
+        "layers": layers,
+        "width": width,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "steps": steps,
+        "batch": batch,
+        "rate": rate,
+        "warm_up": warm_up,
+        "decay": decay,
+        "clip": clip,
+        "dropout": dropout,
+        "dtype": dtype,
+    }
+    asked = planned(plan, given, {})
+    (trial,) = asked.trials
+    asked.check()
+    setup = Setup(device, backend, accumulate, compiled, recomputed, every, keep, board, sharded)
+    files.folder(out)
+    plans.settle(asked, out)
+    folder = out / "trials" / trial.name
+    try:
+        with terminal.bars(1) as bars:
+            train(trial, folder, setup, bars)
+    except Stopped as problem:
+        print(problem, file=sys.stderr)
+        raise typer.Exit(128 + problem.number) from None
+    except Failed as problem:
+        print(f"failed: {problem}; its state is kept in {folder}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    if first_process():
+        print(f"trained: {folder}")
+
+
+@app.command("evaluate")
+@in_a_sentence
+def evaluate_(
+    folder: Folder,
+    lengths: Annotated[str | None, typer.Option(help="Further lengths, such as 128..8192.")] = None,
+    protocol: Protocol = None,
+    scored: Scored = None,
+    stride: Stride = None,
+    examples: Examples = None,
+    device: Device = "cpu",
+    backend: Backend = "auto",
+) -> None:
+    """Examine the trained trials of a run at every length of its plan, and at others if asked."""
+    plan = plans.load(folder / "plan.json")
+    if lengths is not None:
+        plan = plans.settle(replace(plan, lengths=read_lengths(lengths)), folder)
+    given: dict[str, Any] = {"protocol": protocol, "scored": scored, "stride": stride, "examples": examples}
+    plan = replace(plan, **{name: value for name, value in given.items() if value is not None})
+    trained = [trial for trial in plan.trials if (folder / "trials" / trial.name / "done.json").exists()]
+    if not trained:
+        raise ValueError(f"{folder} holds no trained trial; run `adapos train` or `adapos compare` to the end first")
+    setup = Setup(device, backend)
+    with terminal.bars(len(trained)) as bars:
+        for trial in trained:
+            comparing.run_trial(folder, plan, trial, setup, bars, bars.examined)
+            bars.done()
+    finish(folder)
+
+
+@app.command("report")
+@in_a_sentence
+def report_(folder: Folder) -> None:
+    """Write tables, figures and report.html from the rows of a run."""
+    plans.load(folder / "plan.json")
+    finish(folder)
+
+
+def finish(folder: Path) -> None:
+    Console().print(report.terminal(folder))
+    try:
+        print(f"report: {report.write(folder)}")
+    except ImportError as problem:  # tables and figures are there
+        print(f"warning: {problem}", file=sys.stderr)
+
+
+def planned(path: Path | None, given: dict[str, Any], usual: dict[str, str]) -> Plan:
+    """Flags before the plan's file, the file before what is usual."""
+    settings: dict[str, Any] = {
+        name: (read_specs if name == "encodings" else read_lengths)(text) for name, text in usual.items()
+    }
+    if path is not None:
+        held = plans.from_file(path)
+        for name, reader in (("encodings", read_specs), ("lengths", read_lengths)):
+            if isinstance(held.get(name), str):
+                held[name] = reader(held[name])
+        if isinstance(held.get("seeds"), int):
+            held["seeds"] = tuple(range(held["seeds"]))
+        settings |= held
+    settings |= {name: value for name, value in given.items() if value is not None}
+    if "significance" in settings and len(settings.get("seeds", (0,))) < 2:
+        raise ValueError("significance is tested over seeds, and there is one; give --seeds 3, or leave it out")
+    return Plan(**settings | {"command": shlex.join(["adapos", *sys.argv[1:]])})
+
+
+def described(task: str | None, path: Path | None, **given: str | None) -> str | None:
+    """The task's spec, with the flags that are parameters of it."""
+    there = {name: value for name, value in given.items() if value is not None}
+    if not there:
+        return task
+    held = plans.from_file(path).get("task") if path is not None else None
+    return tasks.normal(task or held or "text", **there)
+
+
+def foresee(plan: Plan, setup: Setup, folder: Path) -> None:
+    out = Console()
+    shape = plan.shape
+    seeds = len(plan.seeds)
+    out.print(
+        Text(
+            f"{plan.task}, trained at {plan.train_length}: {len(plan.encodings)} encodings x {seeds} seeds\n"
+            f"{shape.layers} layers of {shape.width}, {shape.heads} heads; {plan.steps} steps of {plan.batch} texts; "
+            f"examined at {', '.join(map(str, plan.lengths))} by {plan.protocol}, {plan.examples} texts each"
+        )
+    )
+    grid = ruled("encoding", "train", "examine", "memory")
+    total = 0.0
+    for each in forecast.forecast(plan, setup):
+        grid.add_row(each.encoding, spell(each.training), spell(each.reading), f"{large(each.memory)}B")
+        total += each.training + each.reading
+    out.print(grid)
+    out.print(Text(f"about {spell(total * seeds)} in all, from a few steps run here; nothing was written"))
+
+
+def spell(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

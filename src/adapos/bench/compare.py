@@ -1,0 +1,145 @@
+"""A comparison run: every trial trained and examined, one after another, in processes side by side, or on a cluster.
+
+Each trial is run by itself and leaves its rows in `rows.jsonl`, so that a comparison goes on where it was stopped, and
+a worker that dies costs what came after its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from adapos.bench import evaluate, rows, tasks
+from adapos.bench import plan as plans
+from adapos.bench.plan import Plan, Trial
+from adapos.bench.provenance import commit
+from adapos.bench.terminal import Bars
+from adapos.bench.train import Failed, Quiet, Setup, Watch, train
+
+TRIES = 3  # of a trial whose worker dies
+
+Say = Callable[[str], object]
+
+
+def run(folder: Path, setup: Setup, bars: Bars) -> None:
+    """Every trial of a folder's plan, here."""
+    plan = plans.load(folder / "plan.json")
+    for trial in plan.trials:
+        run_trial(folder, plan, trial, setup, bars, bars.examined)
+        bars.done()
+
+
+def run_trial(folder: Path, plan: Plan, trial: Trial, setup: Setup, watch: Watch, step: Say) -> None:
+    """Train, examine, and keep the rows; what is there already is not done again."""
+    place, store = folder / "trials" / trial.name, folder / "rows.jsonl"
+    mark = commit()
+    try:
+        train(trial, place, setup, watch)
+    except Failed as problem:
+        rows.append(store, [evaluate.of_failure(trial, tasks.build(trial.task), str(problem), mark)])
+        return
+    have = {row.key for row in rows.read(store) if row.trial == trial.name}
+    of_training = evaluate.of_training(trial, tasks.build(trial.task), place, mark)
+    if not all(row.key in have for row in of_training):
+        rows.append(store, of_training)
+    for found in evaluate.evaluate(
+        place, plan, have, device=setup.device, backend=setup.backend, commit=mark, step=step
+    ):
+        rows.append(store, found)
+
+
+def side_by_side(folder: Path, setup: Setup, workers: int, say: Say) -> None:
+    """Trials in processes of their own, so many at a time, which share the cores."""
+    plan = plans.load(folder / "plan.json")
+    waiting = [(trial, 1) for trial in plan.trials]
+    running: dict[subprocess.Popen[bytes], tuple[Trial, int]] = {}
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                trial, tried = waiting.pop(0)
+                say(f"{trial.encoding}, seed {trial.seed}: begins")
+                running[start(folder, trial, setup, threads)] = (trial, tried)
+            time.sleep(0.1)
+            for process in [each for each in running if each.poll() is not None]:
+                trial, tried = running.pop(process)
+                if process.returncode == 0:
+                    say(f"{trial.encoding}, seed {trial.seed}: done")
+                elif tried < TRIES:
+                    say(f"{trial.encoding}, seed {trial.seed}: {died(process.returncode)}, and is begun again")
+                    waiting.insert(0, (trial, tried + 1))
+                else:
+                    why = f"its worker {died(process.returncode)}, {TRIES} times: {last_words(folder, trial)}"
+                    give_up(folder, trial, why)
+                    say(f"{trial.encoding}, seed {trial.seed}: given up")
+    finally:
+        for process in running:
+            process.terminate()  # it saves what it has done
+        for process in running:
+            process.wait()
+
+
+def start(folder: Path, trial: Trial, setup: Setup, threads: int) -> subprocess.Popen[bytes]:
+    place = folder / "trials" / trial.name
+    place.mkdir(parents=True, exist_ok=True)
+    with open(place / "output.txt", "ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "adapos.bench.worker", str(folder), trial.name, json.dumps(asdict(setup))],
+            stdout=output,
+            stderr=output,
+            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+        )
+
+
+def died(code: int) -> str:
+    return f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+
+
+def last_words(folder: Path, trial: Trial) -> str:
+    lines = (folder / "trials" / trial.name / "output.txt").read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+def give_up(folder: Path, trial: Trial, reason: str) -> None:
+    failed = evaluate.of_failure(trial, tasks.build(trial.task), reason, commit())
+    rows.append(folder / "rows.jsonl", [failed])
+
+
+def on_cluster(folder: Path, setup: Setup, address: str | None, say: Say) -> None:
+    """Trials on a Ray cluster, which must see the folder under the same name. A worker that dies is replaced."""
+    try:
+        import ray
+    except ImportError:
+        raise ValueError('a cluster needs ray: pip install "adapos[cluster]"') from None
+    plan = plans.load(folder / "plan.json")
+    ray.init(address=address, log_to_driver=False, ignore_reinit_error=True)
+    task: Any = ray.remote(max_retries=TRIES, retry_exceptions=False)(by_name)
+    pending = {task.remote(str(folder.resolve()), trial.name, asdict(setup)): trial for trial in plan.trials}
+    try:
+        while pending:
+            (ready, *_), _ = ray.wait(list(pending))
+            trial = pending.pop(ready)
+            try:
+                ray.get(ready)
+                say(f"{trial.encoding}, seed {trial.seed}: done")
+            except ray.exceptions.RayError as problem:
+                give_up(folder, trial, str(problem).strip().splitlines()[-1])
+                say(f"{trial.encoding}, seed {trial.seed}: given up")
+    finally:
+        for left in pending:
+            ray.cancel(left)
+
+
+def by_name(folder: str, name: str, setup: dict[str, Any]) -> None:
+    """One trial of a folder, for workers."""
+    place = Path(folder)
+    plan = plans.load(place / "plan.json")
+    (trial,) = [each for each in plan.trials if each.name == name]
+    run_trial(place, plan, trial, Setup(**setup), Quiet(), lambda text: None)

@@ -1,0 +1,63 @@
+"""What a plan will take: time and memory, from a few steps of each encoding run here."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from adapos.bench.evaluate import TOKENS
+from adapos.bench.plan import Plan, Trial
+from adapos.bench.task import IGNORED, Task
+from adapos.bench.train import Setup, decoder, generator, losses, optimizer, peak
+from adapos.model import Decoder
+
+STEPS = 3  # timed, after one that is not
+FAR = 1024  # tokens, up to which reading is timed; beyond, it grows as its parts do
+
+
+@dataclass(frozen=True)
+class Forecast:
+    encoding: str
+    training: float  # seconds of one seed
+    reading: float
+    memory: int  # bytes, while training
+
+
+def forecast(plan: Plan, setup: Setup) -> list[Forecast]:
+    task = plan.check()
+    return [of(trial, plan, setup, task) for trial in replace(plan, seeds=plan.seeds[:1]).trials]
+
+
+def of(trial: Trial, plan: Plan, setup: Setup, task: Task) -> Forecast:
+    model = decoder(trial, task, setup.backend).to(setup.device).train()
+    adam = optimizer(model, trial)
+    times = []
+    for step in range(STEPS + 1):
+        began = time.perf_counter()
+        batch = task.batch(generator(trial.seed, step), trial.batch, trial.train_length)
+        adam.zero_grad(set_to_none=True)
+        asked = int((batch.targets != IGNORED).sum())
+        (losses(model, batch, task, setup.device, trial.dtype).sum() / asked).backward()
+        adam.step()
+        times.append(time.perf_counter() - began)
+    model.eval()
+    reading = sum(plan.examples * seconds(model, task.tokens_at(length), setup.device) for length in plan.lengths)
+    return Forecast(trial.encoding, trial.steps * min(times[1:]), reading, peak(setup.device))
+
+
+@torch.no_grad()
+def seconds(model: Decoder, length: int, device: str) -> float:
+    """To read one text of a length: a part that grows with it, and one with its square, from two timings."""
+    short, far = max(1, min(length, FAR) // 2), max(2, min(length, FAR))
+    spent = {}
+    for size in (short, far):
+        many = max(1, TOKENS // 4 // size)
+        tokens = torch.zeros(many, size, dtype=torch.long, device=device)
+        model.hidden(tokens)
+        began = time.perf_counter()
+        model.hidden(tokens)
+        spent[size] = (time.perf_counter() - began) / many / size
+    slope = max(0.0, (spent[far] - spent[short]) / (far - short))
+    return (spent[far] + slope * max(0, length - far)) * length

@@ -1,0 +1,290 @@
+"""What a run found: its rows, gathered into scores by encoding and length, verdicts and costs."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adapos.bench import rows
+from adapos.bench.report import statistics
+from adapos.bench.rows import Row
+
+LOWER = ("perplexity", "bits_per_byte")  # is better; all other measures are shares, from 0 to 1
+BESIDE = ("position", "adaptation", "training", "evaluation")  # protocols that measure no quality
+COSTS = ("tokens_per_second", "peak_bytes", "seconds")
+NEAR = 0.01  # as good as the best, for the choice of the cheapest
+NEEDED = ("baseline", "size", "batch", "command")  # of a plan: no row says them
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What quality is, and how it was read."""
+
+    task: str
+    metric: str
+    protocol: str
+
+    @property
+    def lower(self) -> bool:
+        return self.metric in LOWER
+
+    @property
+    def logarithmic(self) -> bool:
+        return self.metric == "perplexity"
+
+    @property
+    def name(self) -> str:
+        """For files."""
+        return re.sub(r"[^a-z0-9_.-]+", "-", f"{self.task} {self.metric} {self.protocol}".lower()).strip("-")
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number for each seed."""
+
+    by_seed: Mapping[int, float]
+
+    @cached_property
+    def values(self) -> list[float]:
+        return list(self.by_seed.values())
+
+    @property
+    def diverged(self) -> int:
+        """How many seeds have no finite number."""
+        return sum(not math.isfinite(value) for value in self.values)
+
+    @cached_property
+    def mean(self) -> float:
+        return math.nan if self.diverged else float(np.mean(self.values))
+
+    @cached_property
+    def spread(self) -> float | None:
+        """The standard deviation over seeds."""
+        return None if self.diverged or len(self.values) < 2 else float(np.std(self.values, ddof=1))
+
+    @property
+    def low(self) -> float:
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        return max(self.values)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of a paired test over seeds against the baseline."""
+
+    word: str
+    pairs: int = 0
+    difference: float | None = None  # of logarithms where the measure is logarithmic
+    chance: float | None = None  # p of this test alone
+    corrected: float | None = None  # p by Holm, over all tests of the table
+
+
+@dataclass(frozen=True)
+class Cost:
+    encoding: str
+    parameters: int
+    positional: int
+    backend: str
+    training: Mapping[str, Score]  # by the name of the cost
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every encoding at every length by one measure."""
+
+    measure: Measure
+    version: int
+    train_length: int
+    encodings: list[str]
+    lengths: list[int]
+    scores: Mapping[tuple[str, int], Score]
+    verdicts: Mapping[tuple[str, int], Verdict]
+    rows: list[Row] = field(repr=False)
+
+    def ranked(self, length: int) -> list[tuple[str, float]]:
+        """Encodings with their means, the best first; none that diverged."""
+        found = [
+            (encoding, score.mean)
+            for encoding in self.encodings
+            if (score := self.scores.get((encoding, length))) and not score.diverged
+        ]
+        return sorted(found, key=lambda pair: pair[1], reverse=not self.measure.lower)
+
+    def best(self, length: int) -> list[str]:
+        """More than one where they are equal."""
+        ranked = self.ranked(length)
+        return [encoding for encoding, mean in ranked if mean == ranked[0][1]]
+
+    def near(self, length: int) -> list[str]:
+        """Those as good as the best but for a hundredth."""
+        ranked = self.ranked(length)
+        if not ranked:
+            return []
+        least = ranked[0][1] * (1 + NEAR if self.measure.lower else 1 - NEAR)
+        return [encoding for encoding, mean in ranked if (mean <= least if self.measure.lower else mean >= least)]
+
+
+@dataclass(frozen=True)
+class Results:
+    plan: Mapping[str, Any]
+    rows: list[Row] = field(repr=False)
+
+    @cached_property
+    def encodings(self) -> list[str]:
+        return list(dict.fromkeys([*self.plan.get("encodings", ()), *(row.encoding for row in self.rows)]))
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        return sorted({*self.plan.get("seeds", ()), *(row.seed for row in self.rows)})
+
+    @property
+    def baseline(self) -> str | None:
+        return self.plan["baseline"]
+
+    @property
+    def significance(self) -> float:
+        return self.plan.get("significance", 0.05)
+
+    @property
+    def failed(self) -> list[Row]:
+        return [row for row in self.rows if row.metric == "failed" and row.value]
+
+    def of(self, metric: str, protocol: str) -> list[Row]:
+        return [row for row in self.rows if row.metric == metric and row.protocol == protocol]
+
+    @property
+    def main(self) -> list[Comparison]:
+        """By the first measure of each task."""
+        return list({each.measure.task: each for each in reversed(self.comparisons)}.values())[::-1]
+
+    @cached_property
+    def comparisons(self) -> list[Comparison]:
+        """The plan's own task first."""
+        groups: dict[Measure, list[Row]] = defaultdict(list)
+        for row in self.rows:
+            if row.protocol not in BESIDE:
+                groups[Measure(row.task, row.metric, row.protocol)].append(row)
+        task = self.plan.get("task")
+        order = sorted(groups, key=lambda measure: measure.task != task)
+        return [self._compare(measure, groups[measure]) for measure in order]
+
+    def _compare(self, measure: Measure, found: list[Row]) -> Comparison:
+        cells: dict[tuple[str, int], dict[int, list[tuple[float, int]]]] = defaultdict(lambda: defaultdict(list))
+        for row in found:
+            cells[row.encoding, row.length][row.seed].append((row.value, row.n))
+        scores = {
+            place: Score({seed: weighed(values) for seed, values in by_seed.items()})
+            for place, by_seed in cells.items()
+        }
+        lengths = sorted({length for _, length in scores})
+        return Comparison(
+            measure,
+            found[0].version,
+            found[0].train_length,
+            self.encodings,
+            lengths,
+            scores,
+            verdicts(measure, scores, self.baseline, self.significance),
+            found,
+        )
+
+    @cached_property
+    def costs(self) -> dict[str, Cost]:
+        training: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+        last: dict[str, Row] = {}
+        backends: dict[str, set[str]] = defaultdict(set)
+        for row in self.rows:
+            if row.metric in COSTS and row.protocol == "training":
+                training[row.encoding][row.metric][row.seed] = row.value
+            if row.parameters:
+                last[row.encoding] = row
+            if row.backend:
+                backends[row.encoding].add(row.backend)
+        return {
+            encoding: Cost(
+                encoding,
+                last[encoding].parameters,
+                last[encoding].positional,
+                ", ".join(sorted(backends[encoding])),
+                {name: Score(by_seed) for name, by_seed in training[encoding].items()},
+            )
+            for encoding in self.encodings
+            if encoding in last
+        }
+
+    def cheapest(self, encodings: list[str]) -> str | None:
+        """The one that trains fastest; None where one of them was not timed."""
+        speeds = {encoding: self.speed(encoding) for encoding in encodings}
+        if not speeds or None in speeds.values():
+            return None
+        return max(encodings, key=lambda encoding: speeds[encoding] or 0.0)
+
+    def spent(self, name: str) -> dict[str, float]:
+        """One of the costs by encoding; none that was not measured."""
+        means = {each.encoding: each.training[name].mean for each in self.costs.values() if name in each.training}
+        return {encoding: mean for encoding, mean in means.items() if mean > 0}
+
+    def speed(self, encoding: str) -> float | None:
+        """Tokens a second in training."""
+        return self.spent("tokens_per_second").get(encoding)
+
+
+def weighed(values: list[tuple[float, int]]) -> float:
+    """The mean of all numbers that these are means of."""
+    return sum(value * n for value, n in values) / sum(n for _, n in values)
+
+
+def verdicts(
+    measure: Measure, scores: Mapping[tuple[str, int], Score], baseline: str | None, significance: float
+) -> dict[tuple[str, int], Verdict]:
+    """Of every place in the table but the baseline's own."""
+    found: dict[tuple[str, int], Verdict] = {}
+    tests: dict[tuple[str, int], tuple[list[float], float]] = {}
+    for (encoding, length), score in scores.items():
+        if baseline is None or encoding == baseline:
+            continue
+        against = scores.get((baseline, length), Score({}))
+        shared = sorted(set(score.by_seed) & set(against.by_seed))
+        if score.diverged or against.diverged:
+            found[encoding, length] = Verdict("diverged" if score.diverged else "baseline diverged", len(shared))
+        elif len(shared) < statistics.NEEDED:
+            found[encoding, length] = Verdict("too few seeds", len(shared))
+        else:
+            pairs = [(score.by_seed[seed], against.by_seed[seed]) for seed in shared]
+            apart = [math.log(x / y) if measure.logarithmic else x - y for x, y in pairs]
+            tests[encoding, length] = (apart, statistics.paired(apart))
+    corrected = statistics.holm([chance for _, chance in tests.values()])
+    for (place, (apart, chance)), held in zip(tests.items(), corrected, strict=True):
+        difference = sum(apart) / len(apart)
+        word = "better" if (difference < 0) == measure.lower else "worse"
+        found[place] = Verdict(word if held < significance else "not significant", len(apart), difference, chance, held)
+    return found
+
+
+def load(folder: Path) -> Results:
+    path = folder / "plan.json"
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{folder} holds no plan.json; `adapos compare --out {folder}` makes one") from None
+    except (OSError, ValueError) as problem:
+        raise ValueError(f"{path} cannot be read as a plan: {problem}") from None
+    missing = [name for name in NEEDED if not isinstance(plan, dict) or name not in plan]
+    if missing:
+        raise ValueError(f"{path} must say what no row says, and lacks {', '.join(missing)}; make it again")
+    found = rows.read(folder / "rows.jsonl")
+    if not found:
+        raise ValueError(f"{folder} holds no results in rows.jsonl; `adapos compare --out {folder}` makes them")
+    return Results(plan, found)

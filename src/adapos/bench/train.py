@@ -1,0 +1,440 @@
+"""A trial trained: from its settings to weights and a log, resumed wherever it was stopped.
+
+trials/<name>/
+  config.json            the trial, its vocabulary and the checksum of its data
+  log.jsonl              loss, rate, size of the gradient and speed, as training goes
+  checkpoints/           the last few
+  weights.safetensors    when it is done, with done.json beside it; failed.json where the loss was no number
+
+Nothing random depends on the past: batches and all else that is drawn come from the seed and the number of the step, so
+that a checkpoint need not hold them, and a run that was killed ends with the same bits as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from adapos import files
+from adapos.bench import adaptation, checkpoint, tasks
+from adapos.bench.boards import BOARDS, Board, Nothing, opened
+from adapos.bench.plan import Trial
+from adapos.bench.processes import Processes, alike, together, whole
+from adapos.bench.task import IGNORED, Batch, Task
+from adapos.kernels import named
+from adapos.model import Decoder
+from adapos.registry import one_of
+from adapos.sketch import available
+
+JUMP = 0.5  # nats above the mean of what was logged before
+BEFORE = 5  # lines of the log that a loss is compared with
+LINES = 200  # of the log, about
+SHOWN = ("loss", "rate", "norm", "tokens_per_second")  # on a board
+PROBES = 10  # times that adaptation is measured on the way
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a trial is run; none of it changes what is computed, but for rounding."""
+
+    device: str = "cpu"
+    backend: str = "auto"
+    accumulate: int = 1  # parts that a batch is computed in
+    compiled: bool = False
+    recomputed: bool = False  # activations are computed again in the backward pass
+    every: float = 60.0  # seconds between checkpoints
+    keep: int = 2  # checkpoints
+    board: str = "none"
+    sharded: bool = False  # over the processes that torchrun started (FSDP2): for models that do not fit one
+
+    def __post_init__(self) -> None:
+        if self.accumulate < 1 or self.keep < 1 or not self.every > 0:
+            raise ValueError(
+                f"accumulate ({self.accumulate}), keep ({self.keep}) and every ({self.every}) must be at least 1, 1 "
+                "and above 0"
+            )
+        available(self.device)
+        if self.backend != "auto":
+            named(self.backend)
+        one_of("run", "board", self.board, BOARDS)
+
+
+class Watch(Protocol):
+    """Who hears how training goes."""
+
+    def began(self, trial: Trial, step: int) -> None: ...
+
+    def stepped(self, step: int, loss: float, tokens_per_second: float) -> None: ...
+
+    def warned(self, sentence: str) -> None: ...
+
+
+class Quiet:
+    def began(self, trial: Trial, step: int) -> None:
+        pass
+
+    def stepped(self, step: int, loss: float, tokens_per_second: float) -> None:
+        pass
+
+    def warned(self, sentence: str) -> None:
+        print(f"warning: {sentence}", file=sys.stderr)
+
+
+class Failed(Exception):
+    """The loss is no number any more: the trial cannot go on, others can."""
+
+
+class Stopped(Exception):
+    """A signal asked for an end; what has been done is saved."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}: run the same command again to go on")
+        self.number = number
+
+
+def train(trial: Trial, folder: Path, setup: Setup = Setup(), watch: Watch | None = None) -> None:  # noqa: B008 (frozen)
+    """Train in `folder`, from its last checkpoint; nothing is done where it is done already."""
+    if (folder / "done.json").exists():
+        return
+    with together(setup.device, sharded=setup.sharded) as processes:
+        Trainer(trial, folder, setup, watch or Quiet(), processes).run()
+
+
+class Trainer:
+    def __init__(self, trial: Trial, folder: Path, setup: Setup, watch: Watch, processes: Processes) -> None:
+        self.trial, self.folder, self.setup, self.watch, self.processes = trial, folder, setup, watch, processes
+        self.task = tasks.build(trial.task)
+        self.model = decoder(trial, self.task, setup.backend).to(setup.device)
+        self.model.recomputes = setup.recomputed
+        self.joined = processes.joined(self.model, sharded=setup.sharded)
+        self.optimizer = optimizer(self.model, trial)
+        self.scaler = torch.amp.GradScaler(setup.device, enabled=trial.dtype == "float16" and setup.device == "cuda")
+        self.step, self.seconds = 0, 0.0
+        self.heard: list[float] = []  # losses since the last line of the log
+        self.stopping = 0  # the signal that asked for it
+        self.board: Board = Nothing()
+
+    def run(self) -> None:
+        self.settle()
+        self.restore()
+        model: Any = torch.compile(self.joined) if self.setup.compiled else self.joined
+        self.model.train()
+        if self.processes.main:
+            self.watch.began(self.trial, self.step)
+            self.board = opened(self.setup.board, self.folder, self.trial, self.step)
+        saved = time.monotonic()
+        with self.listening(), closing(self.board):
+            while self.step < self.trial.steps:
+                began = time.perf_counter()
+                loss, norm = self.advance(model)
+                self.seconds += time.perf_counter() - began
+                self.note(loss, norm)
+                if not math.isfinite(loss):
+                    self.fail(loss)
+                if self.stopping or time.monotonic() - saved > self.setup.every:
+                    self.save()
+                    saved = time.monotonic()
+                if self.stopping:
+                    raise Stopped(self.stopping)
+        self.finish()
+
+    def settle(self) -> None:
+        """Write what the trial is, or see that the folder holds the same."""
+        config = {
+            "trial": asdict(self.trial),
+            "vocabulary": self.task.vocabulary,
+            "task_version": self.task.version,
+            "data": self.task.checksum,
+        }
+        path = self.folder / "config.json"
+        if path.exists():
+            held = json.loads(path.read_text(encoding="utf-8"))
+            for name in config:
+                if held[name] != config[name]:
+                    raise ValueError(
+                        f"{self.folder} was begun with another {name.replace('_', ' ')} ({held[name]!r}, and now "
+                        f"{config[name]!r}); choose another folder"
+                    )
+        elif self.processes.main:
+            files.folder(self.folder)
+            files.write(path, json.dumps(config, indent=1) + "\n")
+        self.processes.wait()
+
+    def restore(self) -> None:
+        found = checkpoint.latest(self.folder / "checkpoints", self.watch.warned)
+        if found is not None:
+            load_weights(self.model, found.tensors["model"])
+            load_moments(self.model, self.optimizer, found.tensors["optimizer"])
+            self.step, self.seconds = found.step, found.facts["seconds"]
+            self.heard = found.facts["heard"]
+            self.scaler.load_state_dict(found.facts["scaler"])
+        if self.processes.main:
+            log = self.folder / "log.jsonl"
+            # lines of steps that will be done again
+            kept = [line for line in lines(log) if line["step"] <= self.step]
+            files.write(log, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def save(self) -> None:
+        tensors = {"model": weights(self.model), "optimizer": moments(self.model, self.optimizer)}
+        if self.processes.main:
+            facts = {"seconds": self.seconds, "heard": self.heard, "scaler": self.scaler.state_dict()}
+            checkpoint.keep(self.folder / "checkpoints", self.step, tensors, facts, last=self.setup.keep)
+        self.processes.wait()
+
+    def advance(self, model: nn.Module) -> tuple[float, float]:
+        """One step: the loss of the whole batch, and the size of its gradient before it is clipped."""
+        trial = self.trial
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate(trial, self.step)
+        batch = self.task.batch(generator(trial.seed, self.step), trial.batch, trial.train_length)
+        # what dropout and encodings draw: the same whatever was drawn before
+        torch.manual_seed(int(generator(trial.seed, self.step, 1).integers(2**62)))
+        asked = int((batch.targets != IGNORED).sum())
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), dtype=torch.float64)
+        parts = list(split(batch.rows(self.processes.rows), self.setup.accumulate))
+        for index, part in enumerate(parts):
+            with held_back(model, index < len(parts) - 1):
+                loss = losses(model, part, self.task, self.setup.device, trial.dtype).sum() / asked
+                # gradients of several processes are averaged, and the losses are parts of one mean
+                self.scaler.scale(loss * self.processes.count).backward()
+            total += loss.detach().cpu()
+        self.scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), trial.clip)
+        found = self.processes.summed(torch.stack([total, torch.tensor(float(self.stopping), dtype=torch.float64)]))
+        self.stopping = int(found[1] / self.processes.count) if found[1] else 0
+        value = float(found[0])
+        if math.isfinite(value):
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.step += 1
+        return value, float(whole(norm))
+
+    def note(self, loss: float, norm: float) -> None:
+        self.heard.append(loss)
+        speed = self.step * self.trial.batch * self.trial.train_length / max(self.seconds, 1e-9)
+        if self.processes.main:
+            self.watch.stepped(self.step, loss, speed)
+        due = self.step % max(1, self.trial.steps // LINES) == 0 or self.step == self.trial.steps
+        if not due and math.isfinite(loss):
+            return
+        line: dict[str, Any] = {
+            "step": self.step,
+            "loss": sum(self.heard) / len(self.heard),
+            "rate": rate(self.trial, self.step - 1),
+            "norm": norm,
+            "tokens_per_second": speed,
+            "seconds": self.seconds,
+        }
+        if self.step % max(1, self.trial.steps // PROBES) == 0:
+            line["adaptation"] = [asdict(layer) for layer in self.adaptation()]
+        if self.processes.main:
+            with open(self.folder / "log.jsonl", "a", encoding="utf-8") as log:
+                log.write(json.dumps(line) + "\n")
+            self.board.write(self.step, {name: line[name] for name in SHOWN})
+        self.heard = []
+
+    def adaptation(self) -> list[adaptation.Adaptation]:
+        """On a few texts that are the same at every step."""
+        batch = self.task.batch(generator(self.trial.seed, 0, 2), 4, min(self.trial.train_length, 128))
+        tokens = torch.from_numpy(batch.tokens).to(self.setup.device)
+        return adaptation.measure(self.model, tokens[:, :128], causal=self.task.causal)
+
+    def fail(self, loss: float) -> None:
+        self.save()
+        reason = f"the loss is {loss} at step {self.step + 1}"
+        if self.processes.main:
+            files.write(self.folder / "failed.json", json.dumps({"step": self.step, "reason": reason}) + "\n")
+        raise Failed(reason)
+
+    def finish(self) -> None:
+        held, layers = weights(self.model), self.adaptation()
+        if not self.processes.main:
+            return
+        log = lines(self.folder / "log.jsonl")
+        sizes = {name: x.numel() for name, x in self.model.named_parameters()}
+        tokens = self.trial.steps * self.trial.batch * self.trial.train_length
+        facts = {
+            "loss": log[-1]["loss"],
+            "seconds": self.seconds,
+            "tokens": tokens,
+            "tokens_per_second": tokens / self.seconds,
+            "peak_bytes": peak(self.setup.device),
+            "parameters": sum(sizes.values()),
+            "positional": sum(size for name, size in sizes.items() if name.startswith("encoding.")),
+            "jumps": jumps(log),
+            "adaptation": [asdict(layer) for layer in layers],
+        }
+        files.write(self.folder / "weights.safetensors", save(held))
+        (self.folder / "failed.json").unlink(missing_ok=True)
+        files.write(self.folder / "done.json", json.dumps(facts, indent=1) + "\n")
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """The first signal asks for an end after the step at hand; a second one of the keyboard ends at once."""
+
+        def asked(number: int, frame: Any) -> None:
+            if self.stopping:
+                raise KeyboardInterrupt
+            self.stopping = number
+
+        try:
+            before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
+        except ValueError:  # not in the main thread, where no signal arrives
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def decoder(trial: Trial, task: Task, backend: str = "auto") -> Decoder:
+    """The model before its first step. Weights that are not the encoding's are the same for every encoding."""
+    torch.manual_seed(trial.seed)
+    return Decoder(task.vocabulary, trial.shape, trial.encoding, dropout=trial.dropout, backend=backend)
+
+
+def load(folder: Path, backend: str = "auto") -> tuple[Trial, Task, Decoder]:
+    """A trial that is done."""
+    try:
+        held = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{folder} holds no trial: it has no config.json") from None
+    trial = Trial(**held["trial"])
+    task = tasks.build(trial.task)
+    model = decoder(trial, task, backend)
+    if not (folder / "done.json").exists():
+        raise ValueError(f"{folder} is not trained to its end; run its command again")
+    load_weights(model, load_file(folder / "weights.safetensors"))
+    return trial, task, model.eval()
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """What is known of a trial that is done."""
+    held: dict[str, Any] = json.loads((folder / "done.json").read_text(encoding="utf-8"))
+    return held
+
+
+def losses(model: nn.Module, batch: Batch, task: Task, device: str, dtype: str) -> Tensor:
+    """(B, T), zero where nothing is asked."""
+    tokens, targets = (torch.from_numpy(x).to(device) for x in (batch.tokens, batch.targets))
+    doc = None if batch.doc is None else torch.from_numpy(batch.doc).to(device)
+    with torch.autocast(device, dtype=getattr(torch, dtype)) if dtype != "float32" else nullcontext():
+        logits = model(tokens, doc=doc, causal=task.causal)
+    found = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
+    return found.view_as(targets)
+
+
+def generator(*numbers: int) -> np.random.Generator:
+    return np.random.default_rng(numbers)
+
+
+def split(batch: Batch, parts: int) -> Iterator[Batch]:
+    size = math.ceil(len(batch.tokens) / parts)
+    for begin in range(0, len(batch.tokens), size):
+        yield batch.rows(slice(begin, begin + size))
+
+
+def held_back(model: nn.Module, wait: bool) -> AbstractContextManager[Any]:
+    """Gradients are exchanged with the last part of a batch."""
+    return model.no_sync() if wait and isinstance(model, DistributedDataParallel) else nullcontext()
+
+
+def rate(trial: Trial, step: int) -> float:
+    """Up in a line, down in a cosine to the floor."""
+    rising = max(1, round(trial.warm_up * trial.steps))
+    if step < rising:
+        return trial.rate * (step + 1) / rising
+    done = (step - rising) / max(1, trial.steps - rising)
+    return trial.rate * (trial.floor + (1 - trial.floor) * (1 + math.cos(math.pi * done)) / 2)
+
+
+def optimizer(model: nn.Module, trial: Trial) -> torch.optim.AdamW:
+    """AdamW that decays matrices alone, and nothing of the encoding."""
+    decayed: list[nn.Parameter] = []
+    kept: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        (decayed if parameter.ndim > 1 and not name.startswith("encoding.") else kept).append(parameter)
+    groups = [{"params": decayed, "weight_decay": trial.decay}, {"params": kept, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=trial.rate, betas=(0.9, 0.95))
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Each tensor once: a head that shares its weights with the embedding is left out."""
+    return {name: whole(x.detach()) for name, x in model.named_parameters()}
+
+
+def load_weights(model: nn.Module, held: dict[str, Tensor]) -> None:
+    parameters = dict(model.named_parameters())
+    if parameters.keys() != held.keys():
+        odd = ", ".join(sorted(parameters.keys() ^ held.keys()))
+        raise ValueError(f"the weights do not fit the model: {odd} are missing or unknown")
+    with torch.no_grad():
+        for name, x in parameters.items():
+            x.copy_(alike(held[name], x))
+
+
+def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What AdamW remembers of each parameter."""
+    return {
+        f"{name}/{key}": whole(value)
+        for name, x in model.named_parameters()
+        for key, value in optimizer.state.get(x, {}).items()
+    }
+
+
+def load_moments(model: nn.Module, optimizer: torch.optim.Optimizer, held: dict[str, Tensor]) -> None:
+    parameters = dict(model.named_parameters())
+    for label, value in held.items():
+        name, _, key = label.rpartition("/")
+        x = parameters[name]
+        # the count of steps stays where AdamW keeps it
+        optimizer.state[x][key] = value if key == "step" else alike(value, x)
+
+
+def lines(log: Path) -> list[dict[str, Any]]:
+    """Those that are whole."""
+    found = []
+    for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def jumps(log: list[dict[str, Any]]) -> list[int]:
+    """The steps at which the loss stood far above what it had been."""
+    found = []
+    for index in range(BEFORE, len(log)):
+        before = statistics.fmean(line["loss"] for line in log[index - BEFORE : index])
+        if log[index]["loss"] > before + JUMP:
+            found.append(log[index]["step"])
+    return found
+
+
+def peak(device: str) -> int:
+    """The most memory that this process has held, in bytes."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024

@@ -1,0 +1,42 @@
+"""What all commands share: how they refuse, and how their tables look."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import NoReturn, ParamSpec, TypeVar
+
+import typer
+from rich import box
+from rich.table import Table
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def in_a_sentence(command: Callable[P, R]) -> Callable[P, R]:
+    """What the library says of bad input, without a traceback."""
+
+    @wraps(command)
+    def careful(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except ValueError as problem:
+            refuse(str(problem))
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+    return careful
+
+
+def refuse(sentence: str) -> NoReturn:
+    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def ruled(*columns: str) -> Table:
+    grid = Table(box=box.SIMPLE, show_edge=False, pad_edge=False)
+    for column in columns:
+        grid.add_column(column, overflow="fold")
+    return grid

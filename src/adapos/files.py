@@ -1,0 +1,32 @@
+"""Files that are whole or not there: written beside their place, then moved into it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def folder(path: Path) -> None:
+    """Make it, with those above it, where it is not there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise ValueError(
+            f"{path} must be a folder, and cannot be made one: {problem.strerror}; choose another"
+        ) from None
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """An old file stays until the new one is whole. Text is UTF-8; folders above the file are made."""
+    folder(path.parent)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(beside, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as problem:
+        raise ValueError(f"{path} cannot be written: {problem.strerror}") from None
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,260 @@
+"""A comparison from the command line to its rows: resumed, added to, in workers that die, and refused in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from adapos import cli
+from adapos.bench import rows, train
+
+ADAPOS = Path(sys.executable).with_name("adapos")
+TINY = ["--task", "copy", "--train-length", "4", "--steps", "6", "--batch", "4", "--examples", "4"]
+SHAPE = ["--layers", "2", "--width", "16", "--heads", "2"]
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(cli.app, [*words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def compare(
+    out: Path, *words: str, encodings: str = "rope, kerple + dape", lengths: str = "4,8"
+) -> tuple[int, str, str]:
+    return run("compare", "--encodings", encodings, "--lengths", lengths, "--out", str(out), *TINY, *SHAPE, *words)
+
+
+def values(folder: Path) -> dict[object, float]:
+    costs = ("tokens_per_second", "seconds", "peak_bytes")
+    return {row.key: row.value for row in rows.read(folder / "rows.jsonl") if row.metric not in costs}
+
+
+def test_a_comparison_trains_examines_and_reports(tmp_path: Path) -> None:
+    code, out, _ = compare(tmp_path, "--seeds", "2")
+    assert code == 0
+    found = rows.read(tmp_path / "rows.jsonl")
+    exams = {(row.encoding, row.seed, row.length, row.metric) for row in found if row.protocol == "exam"}
+    assert exams == {
+        (encoding, seed, length, metric)
+        for encoding in ("rope", "kerple + dape")
+        for seed in (0, 1)
+        for length in (4, 8)
+        for metric in ("accuracy", "exact")
+    }
+    assert out.rstrip().endswith(f"report: {tmp_path / 'report.html'}")
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    assert json.loads((tmp_path / "plan.json").read_text())["seeds"] == [0, 1]
+
+
+def test_a_comparison_that_is_done_is_not_done_again_and_can_be_added_to(tmp_path: Path) -> None:
+    compare(tmp_path)
+    trained = {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/*/weights.safetensors")}
+    size = (tmp_path / "rows.jsonl").stat().st_size
+    assert compare(tmp_path)[0] == 0
+    assert (tmp_path / "rows.jsonl").stat().st_size == size
+    assert compare(tmp_path, encodings="rope, alibi", lengths="4,8,16")[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in trained} == trained
+    found = rows.read(tmp_path / "rows.jsonl")
+    assert {(row.encoding, row.length) for row in found if row.protocol == "exam"} == {
+        (encoding, length) for encoding in ("rope", "kerple + dape", "alibi") for length in (4, 8, 16)
+    }
+
+
+def test_a_trial_that_fails_lets_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = train.Trainer.advance
+
+    def poisoned(self: train.Trainer, model: object) -> tuple[float, float]:
+        return (float("nan"), 1.0) if self.trial.encoding == "rope" and self.step == 2 else advance(self, model)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(train.Trainer, "advance", poisoned)
+    code, out, _ = compare(tmp_path)
+    assert code == 0
+    (failed,) = [row for row in rows.read(tmp_path / "rows.jsonl") if row.metric == "failed"]
+    assert (failed.encoding, failed.note) == ("rope", "the loss is nan at step 3")
+    assert {row.encoding for row in rows.read(tmp_path / "rows.jsonl") if row.protocol == "exam"} == {"kerple + dape"}
+    assert "rope" in out
+
+
+def test_training_examining_and_reporting_are_commands_by_themselves(tmp_path: Path) -> None:
+    for encoding in ("rope", "kerple + dape"):
+        code, out, _ = run(
+            "train", "--encoding", encoding, "--lengths", "4,8", "--out", str(tmp_path), *TINY[:-2], *SHAPE
+        )
+        assert code == 0
+        assert out.startswith("trained: ")
+    assert not (tmp_path / "rows.jsonl").exists()
+    assert run("evaluate", str(tmp_path), "--examples", "4")[0] == 0
+    assert run("report", str(tmp_path))[0] == 0
+    compare(tmp_path / "whole")
+    assert values(tmp_path) == values(tmp_path / "whole")
+
+
+def test_a_dry_run_says_what_it_will_take_and_writes_nothing(tmp_path: Path) -> None:
+    code, out, _ = compare(tmp_path / "run", "--dry-run", "--seeds", "3")
+    assert code == 0
+    assert "2 encodings x 3 seeds" in out
+    assert "in all, from a few steps run here; nothing was written" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_workers_side_by_side_give_the_same_rows(tmp_path: Path) -> None:
+    compare(tmp_path / "one")
+    code, _, err = compare(tmp_path / "two", "--workers", "2")
+    assert code == 0, err
+    assert values(tmp_path / "one") == values(tmp_path / "two")
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_begun_again_and_nothing_is_lost(tmp_path: Path) -> None:
+    words = [
+        "--encodings",
+        "rope, kerple + dape",
+        "--lengths",
+        "4,8",
+        *TINY,
+        *SHAPE,
+        "--steps",
+        "200",
+        "--every",
+        "0.05",
+    ]
+    with subprocess.Popen(
+        [ADAPOS, "compare", *words, "--workers", "2", "--out", str(tmp_path / "killed")],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        killed = 0
+        deadline = time.monotonic() + 120
+        while killed < 1 and time.monotonic() < deadline:
+            for place in tmp_path.glob("killed/trials/*/checkpoints/0*"):
+                name = place.parent.parent.name
+                found = subprocess.run(
+                    ["pgrep", "-f", f"adapos.bench.worker .* {name} "], capture_output=True, text=True
+                )
+                for pid in found.stdout.split()[:1]:
+                    os.kill(int(pid), signal.SIGKILL)
+                    killed += 1
+                break
+        _, err = process.communicate(timeout=300)
+    assert killed == 1
+    assert process.returncode == 0, err
+    assert "was ended by signal 9, and is begun again" in err
+    assert run("compare", *words, "--out", str(tmp_path / "whole"))[0] == 0
+    assert values(tmp_path / "killed") == values(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_comparison_stopped_by_sigterm_saves_and_goes_on(tmp_path: Path) -> None:
+    words = ["--encodings", "rope", "--lengths", "4,8", *TINY, *SHAPE, "--steps", "300"]
+    with subprocess.Popen(
+        [ADAPOS, "compare", *words, "--every", "0.01", "--out", str(tmp_path / "parts")],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        while not list(tmp_path.glob("parts/trials/*/checkpoints/0*")):
+            assert process.poll() is None
+            time.sleep(0.005)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert err.splitlines()[-1] == "stopped by SIGTERM: run the same command again to go on"
+    assert run("compare", *words, "--out", str(tmp_path / "parts"))[0] == 0
+    assert run("compare", *words, "--out", str(tmp_path / "whole"))[0] == 0
+    assert values(tmp_path / "parts") == values(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--encodings", "roep"], "no encoding is called 'roep'; did you mean 'rope'? `adapos encodings` lists all"),
+        (["--task", "txt"], "no task is called 'txt'; did you mean 'text'? `adapos tasks` lists all"),
+        (["--lengths", "8..4"], "lengths: '8..4' must rise; write 4..8"),
+        (["--size", "2m"], "plan: size must be one of '1m', '3m', '10m', '125m', '350m', not '2m'"),
+        (["--task", "text", "--data", "/no/where"], "/no/where"),
+        (["--task", "copy", "--data", "x"], "copy has no parameter 'data'; leave it out"),
+        (["--seeds", "0"], "plan: seeds must name at least one"),
+        (["--significance", "0.01"], "significance is tested over seeds, and there is one; give --seeds 3"),
+        (["--plan", "no.toml"], "the plan no.toml cannot be read"),
+        (["--device", "tpu"], "device 'tpu' is not available on this machine; try 'cpu'"),
+        (["--backend", "nativ"], "no backend is called 'nativ'"),
+        (["--cluster", "slurm"], "compare: cluster must be one of 'ray', not 'slurm'"),
+        (["--baseline", "alibi"], "plan: baseline ('alibi') must be one of the encodings, 'rope'"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_written(tmp_path: Path, words: list[str], sentence: str) -> None:
+    out = tmp_path / "run"
+    defaults = ["--encodings", "rope", "--lengths", "4", "--out", str(out), *TINY, *SHAPE]
+    code, _, err = run("compare", *defaults, *words)
+    assert code == 2
+    assert sentence in err
+    assert err.startswith("error: ")
+    assert len(err.strip().splitlines()) == 1
+    assert not out.exists()
+
+
+def test_data_that_is_too_short_says_how_much_there_is(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("too short " * 20)
+    code, _, err = run(
+        "compare",
+        "--encodings",
+        "rope",
+        "--data",
+        str(tmp_path / "short.txt"),
+        "--lengths",
+        "64",
+        "--out",
+        str(tmp_path / "run"),
+    )
+    assert code == 2
+    assert "holds 10 tokens and length 64 needs 65; give more data or shorter lengths" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_empty_folder_says_what_is_missing(tmp_path: Path) -> None:
+    for command in ("evaluate", "report"):
+        code, _, err = run(command, str(tmp_path))
+        assert code == 2
+        assert "holds no plan.json" in err
+
+
+def test_tasks_are_listed() -> None:
+    code, out, _ = run("tasks")
+    assert code == 0
+    for name in ("text", "copy", "addition", "passkey", "chomsky/parity_check", "s5"):
+        assert name in out
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_ray_cluster_that_is_killed_loses_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    words = ["--encodings", "rope, alibi", "--lengths", "4,8", *TINY, *SHAPE, "--steps", "300", "--every", "0.05"]
+    with subprocess.Popen(
+        [ADAPOS, "compare", *words, "--cluster", "ray", "--out", str(tmp_path / "killed")],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        killed: list[str] = []
+        while not killed and process.poll() is None:
+            if list(tmp_path.glob("killed/trials/*/checkpoints/0*")):
+                killed = subprocess.run(["pgrep", "-f", "ray::by_name"], capture_output=True, text=True).stdout.split()
+                for pid in killed[:1]:
+                    os.kill(int(pid), signal.SIGKILL)
+            time.sleep(0.01)
+        _, err = process.communicate(timeout=300)
+    assert killed
+    assert process.returncode == 0, err
+    assert run("compare", *words, "--out", str(tmp_path / "whole"))[0] == 0
+    assert values(tmp_path / "killed") == values(tmp_path / "whole")
