@@ -18,6 +18,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Set
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,8 @@ class Reading:
         """(stretches, tokens) of those that are scored, their bytes, and how many tokens were read for it."""
         if self.plan.protocol == "last":
             scored = self.plan.targets
-            found = self.of(self.tokens[:, -length - 1 :], scored)
+            whole = length == self.longest
+            found = self.whole[:, -scored:] if whole else self.of(self.tokens[:, -length - 1 :], scored)
             return found, self.widths[:, -scored:], len(found) * length
         if self.plan.protocol == "blocks":
             blocks = self.longest // length
@@ -170,6 +172,11 @@ class Reading:
             parts.append(self.of(self.tokens[:, end - length : end + 1], step))
             read += len(self.tokens) * length
         return np.concatenate(parts, axis=1), self.widths[:, 1:], read
+
+    @cached_property
+    def whole(self) -> Losses:
+        """Of every token of every stretch, read at once."""
+        return self.of(self.tokens, self.longest)
 
     @torch.no_grad()
     def of(self, tokens: Tensor, scored: int) -> Losses:
@@ -211,7 +218,7 @@ def by_position(reading: Reading, row: Row, have: Set[tuple[Any, ...]]) -> Itera
     if all(replace(blank, marks={"position": float(edge - 1)}).key in have for edge in edges[:-1]):
         return
     try:
-        losses = reading.of(reading.tokens, reading.longest)
+        losses = reading.whole
     except ValueError:  # it cannot read so far, as its row of this length says
         return
     for begin, end in zip(edges[:-1] - 1, edges[1:] - 1, strict=True):

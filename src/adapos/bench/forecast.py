@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from adapos.bench.evaluate import TOKENS
+from adapos.bench.memory import forget_peak, peak
 from adapos.bench.plan import Plan, Trial
 from adapos.bench.task import IGNORED, Task
-from adapos.bench.train import Setup, decoder, generator, losses, optimizer, peak
+from adapos.bench.train import Setup, decoder, generator, losses, optimizer
 from adapos.model import Decoder
 
 STEPS = 3  # timed, after one that is not
@@ -33,6 +34,7 @@ def forecast(plan: Plan, setup: Setup) -> list[Forecast]:
 def of(trial: Trial, plan: Plan, setup: Setup, task: Task) -> Forecast:
     model = decoder(trial, task, setup.backend).to(setup.device).train()
     adam = optimizer(model, trial)
+    forget_peak(setup.device)
     times = []
     for step in range(STEPS + 1):
         began = time.perf_counter()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import signal
 import statistics
 import sys
@@ -35,6 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 from adapos import files
 from adapos.bench import adaptation, checkpoint, tasks
 from adapos.bench.boards import BOARDS, Board, Nothing, opened
+from adapos.bench.memory import forget_peak, peak
 from adapos.bench.plan import Trial
 from adapos.bench.processes import Processes, alike, together, whole
 from adapos.bench.task import IGNORED, Batch, Task
@@ -139,6 +139,7 @@ class Trainer:
         if self.processes.main:
             self.watch.began(self.trial, self.step)
             self.board = opened(self.setup.board, self.folder, self.trial, self.step)
+        forget_peak(self.setup.device)
         saved = time.monotonic()
         with self.listening(), closing(self.board):
             while self.step < self.trial.steps:
@@ -430,11 +431,3 @@ def jumps(log: list[dict[str, Any]]) -> list[int]:
         if log[index]["loss"] > before + JUMP:
             found.append(log[index]["step"])
     return found
-
-
-def peak(device: str) -> int:
-    """The most memory that this process has held, in bytes."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
