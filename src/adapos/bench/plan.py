@@ -114,6 +114,8 @@ class Plan:
                 raise ValueError(f"plan: {name} must lie from 0 to 1, not {value!r}")
         # one name for an encoding, however it was written
         shape, named = self.shape, {}
+        for name in ("layers", "width", "heads", "kv_heads"):
+            object.__setattr__(self, name, getattr(shape, name))
         for spec in self.encodings:
             named[spec] = registry.spec(registry.build(spec, shape))
         object.__setattr__(self, "encodings", tuple(named.values()))
@@ -161,18 +163,9 @@ class Plan:
     @property
     def trials(self) -> list[Trial]:
         """Seed by seed, so that an unfinished comparison can already be read."""
-        shape = self.shape
-        sizes: dict[str, Any] = {
-            "layers": shape.layers,
-            "width": shape.width,
-            "heads": shape.heads,
-            "kv_heads": shape.kv_heads,
-        }
-        names = {each.name for each in fields(Trial)} - {"encoding", "seed"} - set(sizes)
+        names = {each.name for each in fields(Trial)} - {"encoding", "seed"}
         shared: dict[str, Any] = {name: getattr(self, name) for name in names}
-        return [
-            Trial(encoding=encoding, seed=seed, **sizes, **shared) for seed in self.seeds for encoding in self.encodings
-        ]
+        return [Trial(encoding=encoding, seed=seed, **shared) for seed in self.seeds for encoding in self.encodings]
 
     def check(self) -> Task:
         """The task, with the data it needs; or what is missing, before anything is run or written."""
