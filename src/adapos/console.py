@@ -24,6 +24,9 @@ def in_a_sentence(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except ValueError as problem:
             refuse(str(problem))
+        except OSError as problem:  # a full disk, a folder that went away
+            where = f" ({problem.filename})" if problem.filename else ""
+            refuse(f"{problem.strerror or problem}{where}")
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 

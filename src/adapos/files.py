@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -30,3 +33,15 @@ def write(path: Path, content: str | bytes) -> None:
         raise ValueError(f"{path} cannot be written: {problem.strerror}") from None
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, taken: str) -> Iterator[None]:
+    """Held by one process at a time; `taken` is what others are told. The system lets go of it when a process ends."""
+    folder(path.parent)
+    with open(path, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(taken) from None
+        yield

@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from adapos import files
 from adapos.bench import checkpoint, tasks, train
 from adapos.bench.plan import Plan, Trial
 from adapos.bench.train import Failed, Quiet, Setup, Stopped
@@ -167,7 +168,7 @@ def test_a_damaged_checkpoint_is_found_and_the_one_before_it_used(tmp_path: Path
     train.train(asked, tmp_path / "whole")
     folder = tmp_path / "damaged"
     stopped_at(folder, asked, 4, 8)
-    last = folder / "checkpoints" / "00000008"
+    last = checkpoint.places(folder / "checkpoints")[-1]
     data = (last / "model.safetensors").read_bytes()
     if damage == "truncated":
         (last / "model.safetensors").write_bytes(data[:-7])
@@ -192,17 +193,19 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_last_good_checkpoint(
     train.train(asked, tmp_path / "whole")
     folder = tmp_path / "full"
     stopped_at(folder, asked, 4)
+    before = checkpoint.places(folder / "checkpoints")
 
-    def full(handle: int) -> None:
+    def full(path: Path, data: bytes) -> None:
+        path.write_bytes(data[: len(data) // 2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("adapos.bench.checkpoint.os.fsync", full)
+        patch.setattr(checkpoint, "_write", full)
         with pytest.raises(
             ValueError, match=r"a checkpoint cannot be written to .*: No space left on device; .* make room"
         ):
             train.train(asked, folder, Setup(every=1e-9))
-    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["00000004"]
+    assert list((folder / "checkpoints").iterdir()) == before
     train.train(asked, folder)
     assert same(weights(tmp_path / "whole"), weights(folder))
 
@@ -336,3 +339,26 @@ def test_a_board_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pyt
         train.train(trial(), tmp_path, Setup(board="trackio"))
     with pytest.raises(ValueError, match=r"board must be one of 'none', 'tensorboard', 'trackio', not 'wandb'"):
         Setup(board="wandb")
+
+
+def test_a_folder_that_another_process_trains_in_is_left_to_it(tmp_path: Path) -> None:
+    with (
+        files.locked(tmp_path / "lock", "taken"),
+        pytest.raises(ValueError, match=r"is being trained by another process; wait until it is done"),
+    ):
+        train.train(trial(), tmp_path)
+    train.train(trial(), tmp_path)
+
+
+def test_a_trial_that_is_done_is_not_taken_for_one_of_other_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train.train(trial(), tmp_path)
+    monkeypatch.setattr(tasks.find("copy"), "checksum", "another")
+    with pytest.raises(ValueError, match=r"was begun with another data \('', and now 'another'\)"):
+        train.train(trial(), tmp_path)
+
+
+def test_half_precision_that_needs_scaling_is_refused_where_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"float16 needs the scaled gradients of cuda; train in bfloat16 or float32"):
+        train.train(trial(dtype="float16"), tmp_path)

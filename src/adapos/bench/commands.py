@@ -290,6 +290,8 @@ def evaluate_(
         plan = plans.settle(replace(plan, lengths=read_lengths(lengths)), folder)
     given: dict[str, Any] = {"protocol": protocol, "scored": scored, "stride": stride, "examples": examples}
     plan = replace(plan, **{name: value for name, value in given.items() if value is not None})
+    if not plan.lengths:
+        raise ValueError(f"the plan of {folder} names no lengths; give some, such as --lengths 128..1024")
     trained = [trial for trial in plan.trials if (folder / "trials" / trial.name / "done.json").exists()]
     if not trained:
         raise ValueError(f"{folder} holds no trained trial; run `adapos train` or `adapos compare` to the end first")

@@ -24,6 +24,7 @@ from adapos.bench.terminal import Bars
 from adapos.bench.train import Failed, Quiet, Setup, Watch, train
 
 TRIES = 3  # of a trial whose worker dies
+REFUSED = 2  # the code of a worker that was asked for what cannot be done, and would be again
 
 Say = Callable[[str], object]
 
@@ -72,11 +73,11 @@ def side_by_side(folder: Path, setup: Setup, workers: int, say: Say) -> None:
                 trial, tried = running.pop(process)
                 if process.returncode == 0:
                     say(f"{trial.encoding}, seed {trial.seed}: done")
-                elif tried < TRIES:
+                elif tried < TRIES and process.returncode != REFUSED:
                     say(f"{trial.encoding}, seed {trial.seed}: {died(process.returncode)}, and is begun again")
                     waiting.insert(0, (trial, tried + 1))
                 else:
-                    why = f"its worker {died(process.returncode)}, {TRIES} times: {last_words(folder, trial)}"
+                    why = f"its worker {died(process.returncode)}: {last_words(folder, trial)}"
                     give_up(folder, trial, why)
                     say(f"{trial.encoding}, seed {trial.seed}: given up")
     finally:

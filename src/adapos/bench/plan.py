@@ -207,7 +207,7 @@ def settle(plan: Plan, folder: Path) -> Plan:
         added: dict[str, Any] = {name: tuple(dict.fromkeys([*held[name], *asked[name]])) for name in ADDED}
         added["lengths"] = tuple(sorted(added["lengths"]))
         plan = replace(plan, **added, baseline=plan.baseline or there.baseline)
-        if plan.targets != there.targets:
+        if there.lengths and plan.targets != there.targets:
             raise ValueError(
                 f"{folder} scores the last {there.targets} tokens of each text, and with lengths from "
                 f"{plan.lengths[0]} on it would be {plan.targets}; choose another folder"

@@ -60,6 +60,13 @@ class Row:
 def append(path: Path, rows: Iterable[Row]) -> None:
     """All rows or none: they are written in one piece, after a line that an interruption may have left half."""
     lines = "".join(json.dumps(asdict(row), allow_nan=True) + "\n" for row in rows)
+    try:
+        _append(path, lines)
+    except OSError as problem:
+        raise ValueError(f"rows cannot be kept in {path}: {problem.strerror}; make room and run it again") from None
+
+
+def _append(path: Path, lines: str) -> None:
     with open(path, "ab+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # trials may end together
         if file.seek(0, os.SEEK_END):

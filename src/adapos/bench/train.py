@@ -111,16 +111,45 @@ class Stopped(Exception):
 
 def train(trial: Trial, folder: Path, setup: Setup = Setup(), watch: Watch | None = None) -> None:  # noqa: B008 (frozen)
     """Train in `folder`, from its last checkpoint; nothing is done where it is done already."""
+    task = tasks.build(trial.task)
+    settle(trial, task, folder)
     if (folder / "done.json").exists():
         return
+    if trial.dtype == "float16" and setup.device != "cuda":
+        raise ValueError("float16 needs the scaled gradients of cuda; train in bfloat16 or float32 here")
     with together(setup.device, sharded=setup.sharded) as processes:
-        Trainer(trial, folder, setup, watch or Quiet(), processes).run()
+        lock = files.locked(folder / "lock", f"{folder} is being trained by another process; wait until it is done")
+        with lock if processes.main else nullcontext():
+            Trainer(trial, task, folder, setup, watch or Quiet(), processes).run()
+
+
+def settle(trial: Trial, task: Task, folder: Path) -> None:
+    """Write what the trial is, or see that the folder holds the same: other data would be another trial."""
+    config = {
+        "trial": asdict(trial),
+        "vocabulary": task.vocabulary,
+        "task_version": task.version,
+        "data": task.checksum,
+    }
+    path = folder / "config.json"
+    if not path.exists():
+        files.write(path, json.dumps(config, indent=1) + "\n")
+        return
+    held = json.loads(path.read_text(encoding="utf-8"))
+    for name in config:
+        if held[name] != config[name]:
+            raise ValueError(
+                f"{folder} was begun with another {name.replace('_', ' ')} ({held[name]!r}, and now {config[name]!r}); "
+                "choose another folder"
+            )
 
 
 class Trainer:
-    def __init__(self, trial: Trial, folder: Path, setup: Setup, watch: Watch, processes: Processes) -> None:
-        self.trial, self.folder, self.setup, self.watch, self.processes = trial, folder, setup, watch, processes
-        self.task = tasks.build(trial.task)
+    def __init__(
+        self, trial: Trial, task: Task, folder: Path, setup: Setup, watch: Watch, processes: Processes
+    ) -> None:
+        self.trial, self.task, self.folder, self.setup = trial, task, folder, setup
+        self.watch, self.processes = watch, processes
         self.model = decoder(trial, self.task, setup.backend).to(setup.device)
         self.model.recomputes = setup.recomputed
         self.joined = processes.joined(self.model, sharded=setup.sharded)
@@ -128,11 +157,13 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(setup.device, enabled=trial.dtype == "float16" and setup.device == "cuda")
         self.step, self.seconds = 0, 0.0
         self.heard: list[float] = []  # losses since the last line of the log
-        self.stopping = 0  # the signal that asked for it
+        self.signalled = 0  # the signal that this process was sent
+        self.saved = time.monotonic()
+        # what all processes have agreed on
+        self.stopping = self.saving = False
         self.board: Board = Nothing()
 
     def run(self) -> None:
-        self.settle()
         self.restore()
         model: Any = torch.compile(self.joined) if self.setup.compiled else self.joined
         self.model.train()
@@ -140,7 +171,7 @@ class Trainer:
             self.watch.began(self.trial, self.step)
             self.board = opened(self.setup.board, self.folder, self.trial, self.step)
         forget_peak(self.setup.device)
-        saved = time.monotonic()
+        self.saved = time.monotonic()
         with self.listening(), closing(self.board):
             while self.step < self.trial.steps:
                 began = time.perf_counter()
@@ -149,34 +180,11 @@ class Trainer:
                 self.note(loss, norm)
                 if not math.isfinite(loss):
                     self.fail(loss)
-                if self.stopping or time.monotonic() - saved > self.setup.every:
+                if self.stopping or self.saving:
                     self.save()
-                    saved = time.monotonic()
                 if self.stopping:
-                    raise Stopped(self.stopping)
+                    raise Stopped(self.signalled or signal.SIGTERM)
         self.finish()
-
-    def settle(self) -> None:
-        """Write what the trial is, or see that the folder holds the same."""
-        config = {
-            "trial": asdict(self.trial),
-            "vocabulary": self.task.vocabulary,
-            "task_version": self.task.version,
-            "data": self.task.checksum,
-        }
-        path = self.folder / "config.json"
-        if path.exists():
-            held = json.loads(path.read_text(encoding="utf-8"))
-            for name in config:
-                if held[name] != config[name]:
-                    raise ValueError(
-                        f"{self.folder} was begun with another {name.replace('_', ' ')} ({held[name]!r}, and now "
-                        f"{config[name]!r}); choose another folder"
-                    )
-        elif self.processes.main:
-            files.folder(self.folder)
-            files.write(path, json.dumps(config, indent=1) + "\n")
-        self.processes.wait()
 
     def restore(self) -> None:
         found = checkpoint.latest(self.folder / "checkpoints", self.watch.warned)
@@ -198,6 +206,7 @@ class Trainer:
             facts = {"seconds": self.seconds, "heard": self.heard, "scaler": self.scaler.state_dict()}
             checkpoint.keep(self.folder / "checkpoints", self.step, tensors, facts, last=self.setup.keep)
         self.processes.wait()
+        self.saved = time.monotonic()
 
     def advance(self, model: nn.Module) -> tuple[float, float]:
         """One step: the loss of the whole batch, and the size of its gradient before it is clipped."""
@@ -219,9 +228,10 @@ class Trainer:
             total += loss.detach().cpu()
         self.scaler.unscale_(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), trial.clip)
-        found = self.processes.summed(torch.stack([total, torch.tensor(float(self.stopping), dtype=torch.float64)]))
-        self.stopping = int(found[1] / self.processes.count) if found[1] else 0
-        value = float(found[0])
+        due = self.processes.main and time.monotonic() - self.saved > self.setup.every
+        wishes = torch.tensor([bool(self.signalled), due], dtype=torch.float64)
+        value, stopping, saving = self.processes.summed(torch.cat([total[None], wishes])).tolist()
+        self.stopping, self.saving = stopping > 0, saving > 0
         if math.isfinite(value):
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -292,9 +302,9 @@ class Trainer:
         """The first signal asks for an end after the step at hand; a second one of the keyboard ends at once."""
 
         def asked(number: int, frame: Any) -> None:
-            if self.stopping:
+            if self.signalled:
                 raise KeyboardInterrupt
-            self.stopping = number
+            self.signalled = number
 
         try:
             before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
