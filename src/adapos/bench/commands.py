@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -131,31 +131,11 @@ def compare(
     out: Out = Path("runs/first"),
 ) -> None:
     """Train every encoding alike, examine each by length, and report which is best, and what it costs."""
-    given = {
+    given = settings_of(locals()) | {
         "encodings": None if encodings is None else read_specs(encodings),
         "lengths": None if lengths is None else read_lengths(lengths),
         "seeds": None if seeds is None else tuple(range(seeds)),
         "task": described(task, plan, data=data, field=field, tokenizer=tokenizer, documents=documents),
-        "train_length": train_length,
-        "size": size,
-        "layers": layers,
-        "width": width,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "steps": steps,
-        "batch": batch,
-        "rate": rate,
-        "warm_up": warm_up,
-        "decay": decay,
-        "clip": clip,
-        "dropout": dropout,
-        "dtype": dtype,
-        "protocol": protocol,
-        "scored": scored,
-        "stride": stride,
-        "examples": examples,
-        "baseline": baseline,
-        "significance": significance,
     }
     asked = planned(plan, given, {"encodings": "rope, alibi, kerple, kerple + dape, tape", "lengths": "128..1024"})
     setup = Setup(device, backend, accumulate, compiled, recomputed, every, keep, board, sharded)
@@ -232,25 +212,11 @@ def train_(
     out: Out = Path("runs/first"),
 ) -> None:
     """Train one encoding; run again, it goes on where it was stopped. `adapos evaluate` examines it."""
-    given = {
+    given = settings_of(locals()) | {
         "encodings": (" ".join(encoding.split()),),
         "seeds": (seed,),
         "lengths": None if lengths is None else read_lengths(lengths),
         "task": described(task, plan, data=data, field=field, tokenizer=tokenizer, documents=documents),
-        "train_length": train_length,
-        "size": size,
-        "layers": layers,
-        "width": width,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "steps": steps,
-        "batch": batch,
-        "rate": rate,
-        "warm_up": warm_up,
-        "decay": decay,
-        "clip": clip,
-        "dropout": dropout,
-        "dtype": dtype,
     }
     asked = planned(plan, given, {})
     (trial,) = asked.trials
@@ -285,11 +251,11 @@ def evaluate_(
     backend: Backend = "auto",
 ) -> None:
     """Examine the trained trials of a run at every length of its plan, and at others if asked."""
+    given = settings_of({"protocol": protocol, "scored": scored, "stride": stride, "examples": examples})
     plan = plans.load(folder / "plan.json")
     if lengths is not None:
         plan = plans.settle(replace(plan, lengths=read_lengths(lengths)), folder)
-    given: dict[str, Any] = {"protocol": protocol, "scored": scored, "stride": stride, "examples": examples}
-    plan = replace(plan, **{name: value for name, value in given.items() if value is not None})
+    plan = replace(plan, **given)
     if not plan.lengths:
         raise ValueError(f"the plan of {folder} names no lengths; give some, such as --lengths 128..1024")
     trained = [trial for trial in plan.trials if (folder / "trials" / trial.name / "done.json").exists()]
@@ -317,6 +283,12 @@ def finish(folder: Path) -> None:
         print(f"report: {report.write(folder)}")
     except ImportError as problem:  # tables and figures are there
         print(f"warning: {problem}", file=sys.stderr)
+
+
+def settings_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Those options of a command that are settings of a plan and were given."""
+    names = {each.name for each in fields(Plan)}
+    return {name: value for name, value in options.items() if name in names and value is not None}
 
 
 def planned(path: Path | None, given: dict[str, Any], usual: dict[str, str]) -> Plan:
