@@ -60,7 +60,7 @@ def evaluate(
     """Rows of a trial that `have` does not hold yet, length by length."""
     trial, task, model = train.load(folder, backend)
     model = model.to(device)
-    blank = blank_row(trial, task, folder, commit)
+    blank = blank_row(trial, task, commit, folder)
     reading = Reading(model, task, plan, device) if isinstance(task, Text) else None
     for length in plan.lengths:
         step(f"{trial.encoding}, seed {trial.seed}: {length} tokens")
@@ -79,47 +79,9 @@ def evaluate(
         yield list(by_position(reading, replace(blank, length=plan.lengths[-1]), have))
 
 
-def blank_row(trial: Trial, task: Task, folder: Path, commit: str) -> Row:
-    """What all rows of a trial share."""
-    facts = train.facts(folder)
-    return Row(
-        trial=trial.name,
-        encoding=trial.encoding,
-        seed=trial.seed,
-        task=trial.task,
-        version=task.version,
-        protocol="",
-        train_length=trial.train_length,
-        length=trial.train_length,
-        metric="",
-        value=math.nan,
-        parameters=facts["parameters"],
-        positional=facts["positional"],
-        steps=trial.steps,
-        tokens=facts["tokens"],
-        commit=commit,
-    )
-
-
-def of_training(trial: Trial, task: Task, folder: Path, commit: str) -> list[Row]:
-    """What training cost, and whether the encoding adapts."""
-    facts, blank = train.facts(folder), blank_row(trial, task, folder, commit)
-    rows = [
-        replace(blank, protocol="training", metric=name, value=float(facts[name]))
-        for name in ("tokens_per_second", "seconds", "peak_bytes", "loss")
-    ]
-    if facts["jumps"]:
-        note = f"the loss jumped at step {', '.join(map(str, facts['jumps']))}"
-        rows.append(replace(blank, protocol="training", metric="jumps", value=float(len(facts["jumps"])), note=note))
-    for layer in facts["adaptation"]:
-        for name in ("share", "variation"):
-            marks = {"layer": float(layer["layer"])}
-            found = replace(blank, protocol="adaptation", metric=f"adaptive_{name}", value=layer[name], marks=marks)
-            rows.append(found)
-    return rows
-
-
-def of_failure(trial: Trial, task: Task, reason: str, commit: str) -> Row:
+def blank_row(trial: Trial, task: Task, commit: str, folder: Path | None = None) -> Row:
+    """What all rows of a trial share; `folder` is there once it is trained."""
+    facts = {} if folder is None else train.facts(folder)
     return Row(
         trial=trial.name,
         encoding=trial.encoding,
@@ -129,11 +91,36 @@ def of_failure(trial: Trial, task: Task, reason: str, commit: str) -> Row:
         protocol="training",
         train_length=trial.train_length,
         length=trial.train_length,
-        metric="failed",
-        value=1.0,
+        metric="",
+        value=math.nan,
+        parameters=facts.get("parameters", 0),
+        positional=facts.get("positional", 0),
+        steps=trial.steps,
+        tokens=facts.get("tokens", 0),
         commit=commit,
-        note=reason,
     )
+
+
+def of_training(trial: Trial, task: Task, folder: Path, commit: str) -> list[Row]:
+    """What training cost, and whether the encoding adapts."""
+    facts, blank = train.facts(folder), blank_row(trial, task, commit, folder)
+    rows = [
+        replace(blank, metric=name, value=float(facts[name]))
+        for name in ("tokens_per_second", "seconds", "peak_bytes", "loss")
+    ]
+    if facts["jumps"]:
+        note = f"the loss jumped at step {', '.join(map(str, facts['jumps']))}"
+        rows.append(replace(blank, metric="jumps", value=float(len(facts["jumps"])), note=note))
+    for layer in facts["adaptation"]:
+        for name in ("share", "variation"):
+            marks = {"layer": float(layer["layer"])}
+            found = replace(blank, protocol="adaptation", metric=f"adaptive_{name}", value=layer[name], marks=marks)
+            rows.append(found)
+    return rows
+
+
+def of_failure(trial: Trial, task: Task, reason: str, commit: str) -> Row:
+    return replace(blank_row(trial, task, commit), metric="failed", value=1.0, note=reason)
 
 
 class Reading:
