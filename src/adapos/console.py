@@ -24,6 +24,9 @@ def in_a_sentence(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except ValueError as problem:
             refuse(str(problem))
+        except BrokenPipeError:  # whoever read has heard enough
+            sys.stdout = None
+            raise typer.Exit(141) from None
         except OSError as problem:  # a full disk, a folder that went away
             where = f" ({problem.filename})" if problem.filename else ""
             refuse(f"{problem.strerror or problem}{where}")

@@ -36,12 +36,12 @@ def write(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def locked(path: Path, taken: str) -> Iterator[None]:
-    """Held by one process at a time; `taken` is what others are told. The system lets go of it when a process ends."""
+def locked(path: Path, taken: str | None = None) -> Iterator[None]:
+    """Held by one process at a time, and let go of by the system when that ends. Others wait, or are told `taken`."""
     folder(path.parent)
     with open(path, "w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if taken else 0))
         except BlockingIOError:
             raise ValueError(taken) from None
         yield

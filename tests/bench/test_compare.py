@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from adapos import cli
 from adapos.bench import rows, train
+from adapos.bench.report.results import load
 
 ADAPOS = Path(sys.executable).with_name("adapos")
 TINY = ["--task", "copy", "--train-length", "4", "--steps", "6", "--batch", "4", "--examples", "4"]
@@ -115,44 +117,74 @@ def test_workers_side_by_side_give_the_same_rows(tmp_path: Path) -> None:
     assert values(tmp_path / "one") == values(tmp_path / "two")
 
 
+def test_a_failure_that_was_mended_is_not_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Trainer, "advance", lambda self, model: (float("nan"), 1.0))
+        compare(tmp_path, encodings="rope")
+    assert [row.value for row in rows.read(tmp_path / "rows.jsonl") if row.metric == "failed"] == [1.0]
+    compare(tmp_path, encodings="rope")
+    assert [row.value for row in rows.read(tmp_path / "rows.jsonl") if row.metric == "failed"] == [0.0]
+
+
+def test_lengths_added_later_score_the_same_tokens_as_all_at_once(tmp_path: Path) -> None:
+    words = ["--task", "text", "--data", str(tmp_path / "text.txt"), "--scored", "4"]
+    (tmp_path / "text.txt").write_text("".join(f"line {n} of {n * n}. " for n in range(3000)))
+    for lengths in ("8,16", "8,16,64"):
+        assert compare(tmp_path / "added", *words, encodings="rope", lengths=lengths)[0] == 0
+    assert compare(tmp_path / "whole", *words, encodings="rope", lengths="8,16,64")[0] == 0
+    added, whole = (
+        {
+            (c.measure.metric, place): score.mean
+            for c in load(tmp_path / name).comparisons
+            for place, score in c.scores.items()
+        }
+        for name in ("added", "whole")
+    )
+    assert added == whole
+    assert len(whole) == 6
+
+
+def killed_once(process: subprocess.Popen[str], folder: Path, pattern: str) -> str:
+    """Wait for a checkpoint, kill a process that goes by the pattern, and return what the command said to the end."""
+    killed = False
+    while not killed and process.poll() is None:
+        time.sleep(0.01)
+        if not list(folder.glob("trials/*/checkpoints/0*")):
+            continue
+        found = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True)
+        for pid in found.stdout.split()[:1]:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+                killed = True
+    _, err = process.communicate(timeout=300)
+    assert killed, err
+    assert process.returncode == 0, err
+    return err
+
+
+LONGER = ["--encodings", "rope, kerple + dape", "--lengths", "4,8", *TINY, *SHAPE, "--steps", "400", "--every", "0.05"]
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_begun_again_and_nothing_is_lost(tmp_path: Path) -> None:
-    words = [
-        "--encodings",
-        "rope, kerple + dape",
-        "--lengths",
-        "4,8",
-        *TINY,
-        *SHAPE,
-        "--steps",
-        "200",
-        "--every",
-        "0.05",
-    ]
-    with subprocess.Popen(
-        [ADAPOS, "compare", *words, "--workers", "2", "--out", str(tmp_path / "killed")],
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stderr is not None
-        killed = 0
-        deadline = time.monotonic() + 120
-        while killed < 1 and time.monotonic() < deadline:
-            for place in tmp_path.glob("killed/trials/*/checkpoints/0*"):
-                name = place.parent.parent.name
-                found = subprocess.run(
-                    ["pgrep", "-f", f"adapos.bench.worker .* {name} "], capture_output=True, text=True
-                )
-                for pid in found.stdout.split()[:1]:
-                    os.kill(int(pid), signal.SIGKILL)
-                    killed += 1
-                break
-        _, err = process.communicate(timeout=300)
-    assert killed == 1
-    assert process.returncode == 0, err
+    folder = tmp_path / "killed"
+    words = [ADAPOS, "compare", *LONGER, "--workers", "2", "--out", str(folder)]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        err = killed_once(process, folder, f"adapos.bench.worker {folder} ")
     assert "was ended by signal 9, and is begun again" in err
-    assert run("compare", *words, "--out", str(tmp_path / "whole"))[0] == 0
-    assert values(tmp_path / "killed") == values(tmp_path / "whole")
+    assert run("compare", *LONGER, "--out", str(tmp_path / "whole"))[0] == 0
+    assert values(folder) == values(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_ray_cluster_that_is_killed_loses_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    folder = tmp_path / "killed"
+    words = [ADAPOS, "compare", *LONGER, "--cluster", "ray", "--out", str(folder)]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        killed_once(process, folder, "ray::by_name")
+    assert run("compare", *LONGER, "--out", str(tmp_path / "whole"))[0] == 0
+    assert values(folder) == values(tmp_path / "whole")
 
 
 @pytest.mark.slow
@@ -234,27 +266,3 @@ def test_tasks_are_listed() -> None:
     assert code == 0
     for name in ("text", "copy", "addition", "passkey", "chomsky/parity_check", "s5"):
         assert name in out
-
-
-@pytest.mark.slow
-def test_a_worker_of_a_ray_cluster_that_is_killed_loses_nothing(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    words = ["--encodings", "rope, alibi", "--lengths", "4,8", *TINY, *SHAPE, "--steps", "300", "--every", "0.05"]
-    with subprocess.Popen(
-        [ADAPOS, "compare", *words, "--cluster", "ray", "--out", str(tmp_path / "killed")],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        killed: list[str] = []
-        while not killed and process.poll() is None:
-            if list(tmp_path.glob("killed/trials/*/checkpoints/0*")):
-                killed = subprocess.run(["pgrep", "-f", "ray::by_name"], capture_output=True, text=True).stdout.split()
-                for pid in killed[:1]:
-                    os.kill(int(pid), signal.SIGKILL)
-            time.sleep(0.01)
-        _, err = process.communicate(timeout=300)
-    assert killed
-    assert process.returncode == 0, err
-    assert run("compare", *words, "--out", str(tmp_path / "whole"))[0] == 0
-    assert values(tmp_path / "killed") == values(tmp_path / "whole")

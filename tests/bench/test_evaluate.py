@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,20 +73,20 @@ def expected(protocol: str, model: Decoder, stretch: np.ndarray, length: int, sc
 @pytest.mark.parametrize(
     ("protocol", "label", "settings"),
     [
-        ("last", "last 4", {}),
-        ("last", "last 7", {"scored": 7}),
-        ("blocks", "blocks", {}),
-        ("sliding", "sliding 3", {"stride": 3}),
+        ("last", "last 4 of 5 x 40", {}),
+        ("last", "last 7 of 5 x 40", {"scored": 7}),
+        ("blocks", "blocks of 5 x 40", {"lengths": (8, 20, 40)}),
+        ("sliding", "sliding 3 of 5 x 40", {"stride": 3}),
     ],
 )
 def test_a_protocol_scores_what_a_plain_loop_scores(
-    tmp_path: Path, data: str, protocol: str, label: str, settings: dict[str, int]
+    tmp_path: Path, data: str, protocol: str, label: str, settings: dict[str, Any]
 ) -> None:
     asked = plan(data, protocol=protocol, **settings)
     rows = rows_of(asked, tmp_path)
     _, task, model = train.load(tmp_path)
     stretches = task.windows("test", LENGTHS[-1], 5)  # type: ignore[attr-defined]
-    for length in LENGTHS:
+    for length in asked.lengths:
         each = [expected(protocol, model, stretch, length, asked.targets, asked.stride) for stretch in stretches.tokens]
         means = [float(found.mean()) for found in each]
         mean, error = np.mean(means), np.std(means, ddof=1) / math.sqrt(len(means))

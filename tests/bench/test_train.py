@@ -81,7 +81,8 @@ def test_a_model_learns_and_the_log_tells_how(tmp_path: Path) -> None:
     assert [line["step"] for line in log] == list(range(1, 151))
     assert log[-1]["loss"] < 0.8 * log[0]["loss"]
     done = train.facts(tmp_path)
-    assert done["tokens"] == 150 * 8 * 6
+    read = (tasks.build("copy").batch(train.generator(0, step), 8, 6).tokens.size for step in range(150))
+    assert done["tokens"] == sum(read)
     assert done["parameters"] > done["positional"] > 0
     assert [layer["layer"] for layer in done["adaptation"]] == [0, 1]
     assert [line["step"] for line in log if "adaptation" in line] == list(range(15, 151, 15))
@@ -235,7 +236,7 @@ def test_a_trial_that_is_done_is_not_done_again(tmp_path: Path) -> None:
 def test_a_folder_of_another_trial_is_refused(tmp_path: Path) -> None:
     train.train(trial(), tmp_path)
     (tmp_path / "done.json").unlink()
-    with pytest.raises(ValueError, match=r"was begun with another trial .* choose another folder"):
+    with pytest.raises(ValueError, match=r"was begun with another trial; choose another folder"):
         train.train(trial("rope"), tmp_path)
 
 
@@ -355,10 +356,46 @@ def test_a_trial_that_is_done_is_not_taken_for_one_of_other_data(
 ) -> None:
     train.train(trial(), tmp_path)
     monkeypatch.setattr(tasks.find("copy"), "checksum", "another")
-    with pytest.raises(ValueError, match=r"was begun with another data \('', and now 'another'\)"):
+    with pytest.raises(ValueError, match=r"was begun with another data; choose another folder"):
         train.train(trial(), tmp_path)
 
 
 def test_half_precision_that_needs_scaling_is_refused_where_there_is_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"float16 needs the scaled gradients of cuda; train in bfloat16 or float32"):
         train.train(trial(dtype="float16"), tmp_path)
+
+
+def test_a_damaged_checkpoint_does_not_push_out_those_that_are_whole(tmp_path: Path) -> None:
+    asked = trial(steps=30)
+    stopped_at(tmp_path, asked, 10, 20)
+    last = checkpoint.places(tmp_path / "checkpoints")[-1]
+    (last / "state.json").unlink()
+    with pytest.raises(Stopped):
+        train.train(asked, tmp_path, Setup(keep=1), Interrupting(13))
+    (left,) = checkpoint.places(tmp_path / "checkpoints")
+    assert int(left.name) < int(last.name)
+    assert checkpoint.latest(tmp_path / "checkpoints", print) is not None
+
+
+def test_a_gradient_that_is_no_number_fails_the_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train.nn.utils, "clip_grad_norm_", lambda parameters, most: torch.tensor(math.inf))
+    with pytest.raises(Failed, match="the loss is nan at step 1"):
+        train.train(trial(), tmp_path)
+
+
+def test_weights_that_were_changed_are_not_taken_for_the_trained_ones(tmp_path: Path) -> None:
+    train.train(trial(), tmp_path)
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(ValueError, match=r"the weights in .* are not those that were trained"):
+        train.load(tmp_path)
+
+
+@pytest.mark.parametrize("steps", [12, 37, 450, 1999])
+def test_adaptation_is_measured_about_ten_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    made = train.Trainer(trial(steps=steps), tasks.build("copy"), tmp_path, Setup(), Quiet(), train.Processes())
+    monkeypatch.setattr(train.Trainer, "adaptation", lambda self: [])
+    for step in range(1, steps + 1):
+        made.step, made.seconds = step, 1.0
+        made.note(1.0, 1.0)
+    assert 10 <= len([line for line in train.lines(tmp_path / "log.jsonl") if "adaptation" in line]) <= 12

@@ -40,12 +40,12 @@ class Heard:
 
 
 @torch.no_grad()
-def measure(model: Decoder, tokens: Tensor, *, causal: bool = True) -> list[Adaptation]:
+def measure(model: Decoder, tokens: Tensor, doc: Tensor | None = None, *, causal: bool = True) -> list[Adaptation]:
     """Of each layer, over a few short texts (B, T); empty where the encoding is static."""
     training = model.training
     model.eval()
     with heard(model.encoding) as found:
-        model(tokens, causal=causal, last=1)
+        model(tokens, doc=doc, causal=causal, last=1)
     model.train(training)
     layers = []
     for index, (q, keys, layout, pairs) in found.pairs.items():
@@ -67,6 +67,7 @@ def measure(model: Decoder, tokens: Tensor, *, causal: bool = True) -> list[Adap
 def parts(q: Tensor, keys: Keys, layout: Layout, pairs: Pairs) -> tuple[Tensor, Tensor]:
     """The adaptive and the static part of each text, (B, numbers)."""
     seen = layout.visible()
+    shared = seen.all(0, keepdim=True)  # by the same query of every text
     k = keys.k[..., : q.shape[-1]]
     score = (grouped(wide(q), k.shape[1]) @ wide(k)[:, :, None].transpose(-1, -2)).flatten(1, 2)
     score = (score * q.shape[-1] ** -0.5).masked_fill(~seen, 0.0)
@@ -74,8 +75,8 @@ def parts(q: Tensor, keys: Keys, layout: Layout, pairs: Pairs) -> tuple[Tensor, 
     bias = torch.zeros_like(score) if bias is None else bias.expand_as(score).masked_fill(~seen, 0.0)
     static = bias.mean(0, keepdim=True).expand_as(bias)
     logit = score + bias if pairs.mix is None else pairs.mix.rows(score, bias if pairs.bias else None, seen)
-    adaptive = centred(logit - score - static, seen)
-    return adaptive.flatten(1), centred(static if pairs.bias else score, seen).flatten(1)
+    adaptive = centred(logit - score - static, shared)
+    return adaptive.flatten(1), centred(static if pairs.bias else score, shared).flatten(1)
 
 
 def centred(x: Tensor, seen: Tensor) -> Tensor:

@@ -54,7 +54,10 @@ def keep(folder: Path, step: int, tensors: Mapping[str, Tensors], facts: Mapping
         ) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    for old in places(folder)[:-last]:
+    there = places(folder)
+    # later ones were damaged, or this would not be the last; they must not push out those that are whole
+    later = [path for path in there if int(path.name) > step]
+    for old in [*later, *[path for path in there if path not in later][:-last]]:
         shutil.rmtree(old, ignore_errors=True)
 
 

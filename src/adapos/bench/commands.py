@@ -146,7 +146,7 @@ def compare(
         return
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("compare starts its own processes; give torchrun `adapos train`, then run `adapos evaluate`")
-    asked.check()
+    asked = asked.checked()
     files.folder(out)
     asked = plans.settle(asked, out)
     carry_out(out, asked, setup, workers, cluster)
@@ -220,7 +220,7 @@ def train_(
     }
     asked = planned(plan, given, {})
     (trial,) = asked.trials
-    asked.check()
+    asked = asked.checked()
     setup = Setup(device, backend, accumulate, compiled, recomputed, every, keep, board, sharded)
     files.folder(out)
     plans.settle(asked, out)
@@ -254,7 +254,8 @@ def evaluate_(
     given = settings_of({"protocol": protocol, "scored": scored, "stride": stride, "examples": examples})
     plan = plans.load(folder / "plan.json")
     if lengths is not None:
-        plan = plans.settle(replace(plan, lengths=read_lengths(lengths)), folder)
+        more = replace(plan, lengths=tuple(sorted({*plan.lengths, *read_lengths(lengths)})))
+        plan = plans.settle(more.checked(), folder)
     plan = replace(plan, **given)
     if not plan.lengths:
         raise ValueError(f"the plan of {folder} names no lengths; give some, such as --lengths 128..1024")

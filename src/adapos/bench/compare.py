@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from adapos.bench import plan as plans
 from adapos.bench.plan import Plan, Trial
 from adapos.bench.provenance import commit
 from adapos.bench.terminal import Bars
-from adapos.bench.train import Failed, Quiet, Setup, Watch, train
+from adapos.bench.train import Failed, Quiet, Setup, Stopped, Watch, train
 
 TRIES = 3  # of a trial whose worker dies
 REFUSED = 2  # the code of a worker that was asked for what cannot be done, and would be again
@@ -47,7 +48,11 @@ def run_trial(folder: Path, plan: Plan, trial: Trial, setup: Setup, watch: Watch
         rows.append(store, [evaluate.of_failure(trial, tasks.build(trial.task), str(problem), mark)])
         return
     have = {row.key for row in rows.read(store) if row.trial == trial.name}
-    of_training = evaluate.of_training(trial, tasks.build(trial.task), place, mark)
+    task = tasks.build(trial.task)
+    of_training = evaluate.of_training(trial, task, place, mark)
+    failed = evaluate.of_failure(trial, task, "", mark)
+    if failed.key in have:  # not any more
+        rows.append(store, [replace(failed, value=0.0)])
     if not all(row.key in have for row in of_training):
         rows.append(store, of_training)
     for found in evaluate.evaluate(
@@ -62,6 +67,11 @@ def side_by_side(folder: Path, setup: Setup, workers: int, say: Say) -> None:
     waiting = [(trial, 1) for trial in plan.trials]
     running: dict[subprocess.Popen[bytes], tuple[Trial, int]] = {}
     threads = max(1, (os.cpu_count() or 1) // workers)
+
+    def asked(number: int, frame: Any) -> None:
+        raise Stopped(number)
+
+    before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         while waiting or running:
             while waiting and len(running) < workers:
@@ -85,6 +95,8 @@ def side_by_side(folder: Path, setup: Setup, workers: int, say: Say) -> None:
             process.terminate()  # it saves what it has done
         for process in running:
             process.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def start(folder: Path, trial: Trial, setup: Setup, threads: int) -> subprocess.Popen[bytes]:
@@ -96,6 +108,7 @@ def start(folder: Path, trial: Trial, setup: Setup, threads: int) -> subprocess.
             stdout=output,
             stderr=output,
             env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            start_new_session=True,  # a signal of the terminal reaches it through its parent alone
         )
 
 

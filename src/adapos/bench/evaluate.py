@@ -71,8 +71,14 @@ def evaluate(
             found = list(
                 read(reading, row, have) if reading is not None else examined(model, task, plan, row, device, have)
             )
-        except ValueError as problem:  # what this encoding cannot do at this length
-            found = [replace(row, protocol="evaluation", metric="failed", value=1.0, note=str(problem))]
+            failed = replace(row, protocol="evaluation", metric="failed", value=0.0)
+            if found and failed.key in have:  # not any more
+                found.append(failed)
+        except (ValueError, MemoryError, RuntimeError) as problem:  # what this encoding cannot do at this length
+            if isinstance(problem, RuntimeError) and "memory" not in str(problem):
+                raise
+            said_so = " ".join(str(problem).split()) or "out of memory"
+            found = [replace(row, protocol="evaluation", metric="failed", value=1.0, note=said_so)]
         if found:
             yield found
     if reading is not None and plan.lengths:
@@ -135,9 +141,9 @@ class Reading:
     @property
     def protocol(self) -> str:
         plan = self.plan
-        if plan.protocol == "last":
-            return f"last {plan.targets}"
-        return f"sliding {plan.stride or 'half'}" if plan.protocol == "sliding" else "blocks"
+        how = {"last": f"last {plan.targets}", "sliding": f"sliding {plan.stride or 'half'}", "blocks": "blocks"}
+        # what is scored depends on the stretches: rows of others are of other tokens
+        return f"{how[plan.protocol]} of {len(self.tokens)} x {self.longest}"
 
     def losses(self, length: int) -> tuple[Losses, NDArray[np.int64], int]:
         """(stretches, tokens) of those that are scored, their bytes, and how many tokens were read for it."""
@@ -194,8 +200,12 @@ def read(reading: Reading, row: Row, have: Set[tuple[Any, ...]]) -> Iterator[Row
     cost: dict[str, Any] = {"n": losses.size, "seconds": seconds, "tokens_per_second": tokens / seconds}
     value = math.exp(mean) if mean < 700 else math.inf
     yield replace(perplexity, value=value, error=None if error is None else value * error, **cost)
-    bits = losses.size / (widths.sum() * math.log(2))
-    yield replace(per_byte, value=mean * bits, error=None if error is None else error * bits, **cost)
+    nats, size = losses.sum(1), widths.sum(1)
+    ratio = nats.sum() / size.sum()
+    # of a ratio: stretches with more bytes have more to lose
+    _, apart = mean_and_error(nats - ratio * size)
+    apart = None if apart is None else apart / float(size.mean()) / math.log(2)
+    yield replace(per_byte, value=ratio / math.log(2), error=apart, **cost)
 
 
 def by_position(reading: Reading, row: Row, have: Set[tuple[Any, ...]]) -> Iterator[Row]:
@@ -206,7 +216,7 @@ def by_position(reading: Reading, row: Row, have: Set[tuple[Any, ...]]) -> Itera
         return
     try:
         losses = reading.whole
-    except ValueError:  # it cannot read so far, as its row of this length says
+    except (ValueError, MemoryError, RuntimeError):  # it cannot read so far, as its row of this length says
         return
     for begin, end in zip(edges[:-1] - 1, edges[1:] - 1, strict=True):
         mean, error = mean_and_error(losses[:, begin:end].mean(1))
@@ -234,7 +244,8 @@ def examined(
 
 
 def exam(task: Task, cell: Cell, size: int, number: int) -> Batch:
-    return task.exam(train.generator(EXAMS, cell.length, number), size, cell)
+    # four numbers, as no batch of training has
+    return task.exam(train.generator(EXAMS, cell.length, number, EXAMS), size, cell)
 
 
 @torch.no_grad()

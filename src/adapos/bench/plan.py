@@ -92,6 +92,7 @@ class Plan:
     baseline: str | None = None
     significance: float = 0.05
     command: str = ""
+    checksum: str = ""  # of the data, once it has been looked at
 
     def __post_init__(self) -> None:
         for name in ("encodings", "lengths", "seeds"):  # lists, where they come from JSON
@@ -138,6 +139,16 @@ class Plan:
         if self.baseline is not None and self.baseline not in self.encodings:
             listed = ", ".join(repr(spec) for spec in self.encodings)
             raise ValueError(f"plan: baseline ({self.baseline!r}) must be one of the encodings, {listed}")
+        if self.protocol == "sliding" and self.lengths and self.stride > self.lengths[0]:
+            raise ValueError(
+                f"plan: stride ({self.stride}) must not be more than the shortest length, {self.lengths[0]}, or tokens "
+                "would be passed over"
+            )
+        if self.protocol == "blocks" and any(self.lengths[-1] % length for length in self.lengths):
+            raise ValueError(
+                f"plan: blocks score the same tokens at every length only where each divides the longest, "
+                f"{self.lengths[-1]}, and {', '.join(map(str, self.lengths))} do not; choose others, or protocol last"
+            )
         if self.scored and self.lengths and self.scored > self.lengths[0]:
             raise ValueError(
                 f"plan: scored ({self.scored}) must not be more than the shortest length, {self.lengths[0]}: the same "
@@ -167,8 +178,12 @@ class Plan:
         shared: dict[str, Any] = {name: getattr(self, name) for name in names}
         return [Trial(encoding=encoding, seed=seed, **shared) for seed in self.seeds for encoding in self.encodings]
 
+    def checked(self) -> Plan:
+        """With the checksum of its data; or what is missing, before anything is run or written."""
+        return replace(self, checksum=self.check().checksum)
+
     def check(self) -> Task:
-        """The task, with the data it needs; or what is missing, before anything is run or written."""
+        """The task, with the data it needs."""
         task = tasks.build(self.task)
         task.check(self.train_length, self.lengths)
         for spec in self.encodings:
@@ -191,15 +206,24 @@ class Plan:
 
 # what may differ between a plan and the one in its folder, which then holds both
 ADDED = ("encodings", "seeds", "lengths")
-FREE = (*ADDED, "command", "baseline", "significance")
+FREE = (*ADDED, "command", "checksum", "baseline", "significance")
 
 
 def settle(plan: Plan, folder: Path) -> Plan:
     """The plan of a folder: this one, or this one added to the one that is there. Saved before anything runs."""
+    with files.locked(folder / "lock"):
+        return _settled(plan, folder)
+
+
+def _settled(plan: Plan, folder: Path) -> Plan:
     path = folder / "plan.json"
     if path.exists():
         there = load(path)
         held, asked = asdict(there), asdict(plan)
+        if held["checksum"] != asked["checksum"]:
+            raise ValueError(
+                f"the data of {plan.task} is not what it was when {folder} was begun; choose another folder"
+            )
         differ = [name for name in held if name not in FREE and held[name] != asked[name]]
         if differ:
             words = ", ".join(f"{name} is {held[name]!r} there and {asked[name]!r} here" for name in differ)
@@ -207,7 +231,7 @@ def settle(plan: Plan, folder: Path) -> Plan:
         added: dict[str, Any] = {name: tuple(dict.fromkeys([*held[name], *asked[name]])) for name in ADDED}
         added["lengths"] = tuple(sorted(added["lengths"]))
         plan = replace(plan, **added, baseline=plan.baseline or there.baseline)
-        if there.lengths and plan.targets != there.targets:
+        if tasks.find(plan.task.partition("(")[0]).protocols and there.lengths and plan.targets != there.targets:
             raise ValueError(
                 f"{folder} scores the last {there.targets} tokens of each text, and with lengths from "
                 f"{plan.lengths[0]} on it would be {plan.targets}; choose another folder"
@@ -254,7 +278,8 @@ def from_file(path: Path) -> dict[str, Any]:
         raise ValueError(f"the plan {path} does not parse: {problem}") from None
     if not isinstance(held, Mapping):
         raise ValueError(f"the plan {path} must be settings by name, such as steps: 1000")
-    held = dict(held)
+    # a plan.json holds what a run has made of it, too
+    held = {name: value for name, value in held.items() if name not in ("format", "command", "checksum")}
     check_names(held, str(path))
     return held
 

@@ -82,11 +82,11 @@ def read(path: Path) -> list[Row]:
     """The rows in order, each key once, the last of its rows. A line that is half is passed over."""
     names = {each.name for each in fields(Row)}
     found: dict[tuple[Any, ...], Row] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:
             held = json.loads(line)
             row = Row(**{name: value for name, value in held.items() if name in names})
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, AttributeError):
             continue
         found[row.key] = row
     return list(found.values())

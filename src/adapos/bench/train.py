@@ -12,6 +12,7 @@ that a checkpoint need not hold them, and a run that was killed ends with the sa
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import signal
@@ -26,7 +27,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -47,6 +49,7 @@ JUMP = 0.5  # nats above the mean of what was logged before
 BEFORE = 5  # lines of the log that a loss is compared with
 LINES = 200  # of the log, about
 SHOWN = ("loss", "rate", "norm", "tokens_per_second")  # on a board
+PROBE = 128  # tokens that adaptation is measured on
 PROBES = 10  # times that adaptation is measured on the way
 
 
@@ -138,10 +141,7 @@ def settle(trial: Trial, task: Task, folder: Path) -> None:
     held = json.loads(path.read_text(encoding="utf-8"))
     for name in config:
         if held[name] != config[name]:
-            raise ValueError(
-                f"{folder} was begun with another {name.replace('_', ' ')} ({held[name]!r}, and now {config[name]!r}); "
-                "choose another folder"
-            )
+            raise ValueError(f"{folder} was begun with another {name.replace('_', ' ')}; choose another folder")
 
 
 class Trainer:
@@ -150,12 +150,17 @@ class Trainer:
     ) -> None:
         self.trial, self.task, self.folder, self.setup = trial, task, folder, setup
         self.watch, self.processes = watch, processes
+        together = processes.count * setup.accumulate
+        if processes.count > 1 and trial.batch % together:
+            raise ValueError(
+                f"batch ({trial.batch}) must be a multiple of {together}, the processes times the parts of a batch"
+            )
         self.model = decoder(trial, self.task, setup.backend).to(setup.device)
         self.model.recomputes = setup.recomputed
         self.joined = processes.joined(self.model, sharded=setup.sharded)
         self.optimizer = optimizer(self.model, trial)
         self.scaler = torch.amp.GradScaler(setup.device, enabled=trial.dtype == "float16" and setup.device == "cuda")
-        self.step, self.seconds = 0, 0.0
+        self.step, self.seconds, self.tokens = 0, 0.0, 0
         self.heard: list[float] = []  # losses since the last line of the log
         self.signalled = 0  # the signal that this process was sent
         self.saved = time.monotonic()
@@ -191,7 +196,7 @@ class Trainer:
         if found is not None:
             load_weights(self.model, found.tensors["model"])
             load_moments(self.model, self.optimizer, found.tensors["optimizer"])
-            self.step, self.seconds = found.step, found.facts["seconds"]
+            self.step, self.seconds, self.tokens = found.step, found.facts["seconds"], found.facts["tokens"]
             self.heard = found.facts["heard"]
             self.scaler.load_state_dict(found.facts["scaler"])
         if self.processes.main:
@@ -203,7 +208,12 @@ class Trainer:
     def save(self) -> None:
         tensors = {"model": weights(self.model), "optimizer": moments(self.model, self.optimizer)}
         if self.processes.main:
-            facts = {"seconds": self.seconds, "heard": self.heard, "scaler": self.scaler.state_dict()}
+            facts = {
+                "seconds": self.seconds,
+                "tokens": self.tokens,
+                "heard": self.heard,
+                "scaler": self.scaler.state_dict(),
+            }
             checkpoint.keep(self.folder / "checkpoints", self.step, tensors, facts, last=self.setup.keep)
         self.processes.wait()
         self.saved = time.monotonic()
@@ -215,13 +225,13 @@ class Trainer:
             group["lr"] = rate(trial, self.step)
         batch = self.task.batch(generator(trial.seed, self.step), trial.batch, trial.train_length)
         # what dropout and encodings draw: the same whatever was drawn before
-        torch.manual_seed(int(generator(trial.seed, self.step, 1).integers(2**62)))
+        torch.manual_seed(int(generator(trial.seed, self.step, 1, self.processes.rank).integers(2**62)))
         asked = int((batch.targets != IGNORED).sum())
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), dtype=torch.float64)
         parts = list(split(batch.rows(self.processes.rows), self.setup.accumulate))
         for index, part in enumerate(parts):
-            with held_back(model, index < len(parts) - 1):
+            with held_back(self.joined, index < len(parts) - 1):
                 loss = losses(model, part, self.task, self.setup.device, trial.dtype).sum() / asked
                 # gradients of several processes are averaged, and the losses are parts of one mean
                 self.scaler.scale(loss * self.processes.count).backward()
@@ -232,18 +242,24 @@ class Trainer:
         wishes = torch.tensor([bool(self.signalled), due], dtype=torch.float64)
         value, stopping, saving = self.processes.summed(torch.cat([total[None], wishes])).tolist()
         self.stopping, self.saving = stopping > 0, saving > 0
+        self.tokens += batch.tokens.size
+        size = float(whole(norm))
+        # a scaler passes over such a step by itself
+        if not math.isfinite(size) and not self.scaler.is_enabled():
+            value = math.nan
         if math.isfinite(value):
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.step += 1
-        return value, float(whole(norm))
+        return value, size
 
     def note(self, loss: float, norm: float) -> None:
         self.heard.append(loss)
-        speed = self.step * self.trial.batch * self.trial.train_length / max(self.seconds, 1e-9)
+        speed = self.tokens / max(self.seconds, 1e-9)
         if self.processes.main:
             self.watch.stepped(self.step, loss, speed)
-        due = self.step % max(1, self.trial.steps // LINES) == 0 or self.step == self.trial.steps
+        probing = self.step % max(1, self.trial.steps // PROBES) == 0
+        due = probing or self.step % max(1, self.trial.steps // LINES) == 0 or self.step == self.trial.steps
         if not due and math.isfinite(loss):
             return
         line: dict[str, Any] = {
@@ -254,7 +270,7 @@ class Trainer:
             "tokens_per_second": speed,
             "seconds": self.seconds,
         }
-        if self.step % max(1, self.trial.steps // PROBES) == 0:
+        if probing and math.isfinite(loss):
             line["adaptation"] = [asdict(layer) for layer in self.adaptation()]
         if self.processes.main:
             with open(self.folder / "log.jsonl", "a", encoding="utf-8") as log:
@@ -264,9 +280,12 @@ class Trainer:
 
     def adaptation(self) -> list[adaptation.Adaptation]:
         """On a few texts that are the same at every step."""
-        batch = self.task.batch(generator(self.trial.seed, 0, 2), 4, min(self.trial.train_length, 128))
-        tokens = torch.from_numpy(batch.tokens).to(self.setup.device)
-        return adaptation.measure(self.model, tokens[:, :128], causal=self.task.causal)
+        batch = self.task.batch(generator(self.trial.seed, 0, 2), 4, self.trial.train_length)
+        tokens, doc = (None if x is None else torch.from_numpy(x[:, :PROBE]) for x in (batch.tokens, batch.doc))
+        assert tokens is not None
+        where = self.setup.device
+        doc = None if doc is None else doc.to(where)
+        return adaptation.measure(self.model, tokens.to(where), doc, causal=self.task.causal)
 
     def fail(self, loss: float) -> None:
         self.save()
@@ -281,30 +300,31 @@ class Trainer:
             return
         log = lines(self.folder / "log.jsonl")
         sizes = {name: x.numel() for name, x in self.model.named_parameters()}
-        tokens = self.trial.steps * self.trial.batch * self.trial.train_length
+        data = save(held)
         facts = {
-            "loss": log[-1]["loss"],
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "loss": log[-1]["loss"] if log else math.nan,
             "seconds": self.seconds,
-            "tokens": tokens,
-            "tokens_per_second": tokens / self.seconds,
+            "tokens": self.tokens,
+            "tokens_per_second": self.tokens / self.seconds,
             "peak_bytes": peak(self.setup.device),
             "parameters": sum(sizes.values()),
             "positional": sum(size for name, size in sizes.items() if name.startswith("encoding.")),
             "jumps": jumps(log),
             "adaptation": [asdict(layer) for layer in layers],
         }
-        files.write(self.folder / "weights.safetensors", save(held))
+        files.write(self.folder / "weights.safetensors", data)
         (self.folder / "failed.json").unlink(missing_ok=True)
         files.write(self.folder / "done.json", json.dumps(facts, indent=1) + "\n")
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """The first signal asks for an end after the step at hand; a second one of the keyboard ends at once."""
+        """A signal asks for an end after the next step; a second one of the keyboard ends at once."""
 
         def asked(number: int, frame: Any) -> None:
-            if self.signalled:
+            if self.signalled == number == signal.SIGINT:
                 raise KeyboardInterrupt
-            self.signalled = number
+            self.signalled = self.signalled or number
 
         try:
             before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -335,7 +355,10 @@ def load(folder: Path, backend: str = "auto") -> tuple[Trial, Task, Decoder]:
     model = decoder(trial, task, backend)
     if not (folder / "done.json").exists():
         raise ValueError(f"{folder} is not trained to its end; run its command again")
-    load_weights(model, load_file(folder / "weights.safetensors"))
+    data = (folder / "weights.safetensors").read_bytes()
+    if hashlib.sha256(data).hexdigest() != facts(folder)["sha256"]:
+        raise ValueError(f"the weights in {folder} are not those that were trained; remove its done.json to train on")
+    load_weights(model, from_bytes(data))
     return trial, task, model.eval()
 
 
@@ -425,7 +448,7 @@ def load_moments(model: nn.Module, optimizer: torch.optim.Optimizer, held: dict[
 def lines(log: Path) -> list[dict[str, Any]]:
     """Those that are whole."""
     found = []
-    for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ():
         try:
             found.append(json.loads(line))
         except ValueError:

@@ -287,4 +287,19 @@ def load(folder: Path) -> Results:
     found = rows.read(folder / "rows.jsonl")
     if not found:
         raise ValueError(f"{folder} holds no results in rows.jsonl; `adapos compare --out {folder}` makes them")
-    return Results(plan, found)
+    return Results(plan, current(found))
+
+
+def current(found: list[Row]) -> list[Row]:
+    """Of each protocol of text the last way that it was read: other stretches are other tokens."""
+    latest = {(row.task, way(row)): (row.protocol, row.length if row.protocol == "position" else 0) for row in found}
+    return [
+        row
+        for row in found
+        if latest[row.task, way(row)] == (row.protocol, row.length if row.protocol == "position" else 0)
+    ]
+
+
+def way(row: Row) -> str:
+    """`last` of `last 64 of 32 x 4096`"""
+    return row.protocol.partition(" ")[0]

@@ -7,16 +7,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-NEEDED = 2  # pairs, for a spread of differences to be known
+ROUNDING = 1e-9
+NEEDED = 3  # pairs: two differences may agree by chance
 
 
 def paired(differences: Sequence[float]) -> float:
-    """The two-sided p of a t-test that these differences, two or more, have a mean of zero."""
+    """The two-sided p of a t-test that these differences, two or more, have a mean of zero.
+
+    Differences that are all the same are those of scores too coarse to differ, and tell nothing: 1.
+    """
     x = np.asarray(differences, dtype=np.float64)
     error = float(x.std(ddof=1)) / math.sqrt(len(x))
     mean = float(x.mean())
-    if error == 0:
-        return 1.0 if mean == 0 else 0.0
+    if error <= ROUNDING * abs(mean):
+        return 1.0
     return tail(mean / error, len(x) - 1)
 
 

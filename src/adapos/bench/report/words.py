@@ -126,7 +126,8 @@ def answer(comparison: Comparison, results: Results, lengths: list[int], best: l
 def caution(results: Results) -> str:
     """What to say where nothing could be tested, or nothing."""
     if len(results.seeds) < statistics.NEEDED:
-        return "Each encoding was trained once: differences may be chance, and only more seeds can tell."
+        times = "once" if len(results.seeds) == 1 else "twice"
+        return f"Each encoding was trained {times}: differences may be chance, and only more seeds can tell."
     if results.baseline is None:
         return "No baseline was named, so no difference is tested."
     return ""
