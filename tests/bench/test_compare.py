@@ -120,9 +120,10 @@ def test_workers_side_by_side_give_the_same_rows(tmp_path: Path) -> None:
 def test_a_failure_that_was_mended_is_not_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(train.Trainer, "advance", lambda self, model: (float("nan"), 1.0))
-        compare(tmp_path, encodings="rope")
+        code, _, err = compare(tmp_path, encodings="rope")
+    assert (code, err.splitlines()[-1]) == (1, "every trial failed; the report says why")
     assert [row.value for row in rows.read(tmp_path / "rows.jsonl") if row.metric == "failed"] == [1.0]
-    compare(tmp_path, encodings="rope")
+    assert compare(tmp_path, encodings="rope")[0] == 0
     assert [row.value for row in rows.read(tmp_path / "rows.jsonl") if row.metric == "failed"] == [0.0]
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from adapos import files, registry
 from adapos.bench import compare as comparing
-from adapos.bench import forecast, report, tasks, terminal
+from adapos.bench import forecast, report, rows, tasks, terminal
 from adapos.bench import plan as plans
 from adapos.bench.boards import BOARDS
 from adapos.bench.plan import Plan
@@ -151,6 +151,10 @@ def compare(
     asked = plans.settle(asked, out)
     carry_out(out, asked, setup, workers, cluster)
     finish(out)
+    failed = [row for row in rows.read(out / "rows.jsonl") if row.metric == "failed" and row.protocol == "training"]
+    if len([row for row in failed if row.value]) == len(asked.trials):
+        print("every trial failed; the report says why", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def first_process() -> bool:
