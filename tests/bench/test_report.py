@@ -166,6 +166,13 @@ def test_without_a_baseline_nothing_is_tested() -> None:
     assert "No baseline" in words.caution(results)
 
 
+def test_an_order_that_may_be_chance_is_called_so() -> None:
+    near = of(perplexities({"rope": [20.0, 21.0, 22.0], "fire": [20.5, 20.5, 21.9]}))
+    assert words.caution(near) == "No difference from rope is significant: the order may be chance."
+    apart = of(perplexities({"rope": [20.0, 20.2, 20.4], "fire": [19.0, 19.21, 19.39]}))
+    assert words.caution(apart) == ""
+
+
 def choice(speeds: dict[str, float], values: dict[int, dict[str, float]]) -> list[str]:
     rows = [row for length, each in values.items() for row in perplexities({k: [v] for k, v in each.items()}, length)]
     rows += [runs.row(name, 0, "tokens_per_second", speed, protocol="training") for name, speed in speeds.items()]

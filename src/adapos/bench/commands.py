@@ -28,20 +28,26 @@ from adapos.specs import specs as read_specs
 app = typer.Typer()
 
 # settings of a plan; where one is not given, the plan's file or its default decides
-Task = Annotated[str | None, typer.Option("--task", help="What to train on; `adapos tasks` lists all.")]
-TrainLength = Annotated[int | None, typer.Option(help="The longest text while training.")]
+Task = Annotated[
+    str | None, typer.Option("--task", help=f"What to train on, {Plan.task} unless given; `adapos tasks` lists all.")
+]
+TrainLength = Annotated[
+    int | None, typer.Option(help=f"The longest text while training; {Plan.train_length} unless given.")
+]
 Lengths = Annotated[str | None, typer.Option(help="Lengths to examine: numbers, and doublings such as 128..8192.")]
-Size = Annotated[str | None, typer.Option(help=f"The decoder: {', '.join(plans.SIZES)}.")]
+Size = Annotated[str | None, typer.Option(help=f"The decoder: {', '.join(plans.SIZES)}; {Plan.size} unless given.")]
 Layers = Annotated[int | None, typer.Option(help="In place of the size's.")]
 Width = Annotated[int | None, typer.Option(help="In place of the size's.")]
 Heads = Annotated[int | None, typer.Option(help="In place of the size's.")]
 KvHeads = Annotated[int | None, typer.Option(help="Key/value heads; as many as heads unless given.")]
-Steps = Annotated[int | None, typer.Option(help="Steps of training.")]
-Batch = Annotated[int | None, typer.Option(help="Texts a step.")]
-Rate = Annotated[float | None, typer.Option(help="The greatest learning rate.")]
-WarmUp = Annotated[float | None, typer.Option(help="Share of the steps in which the rate rises.")]
-Decay = Annotated[float | None, typer.Option(help="Weight decay.")]
-Clip = Annotated[float | None, typer.Option(help="The greatest size of a gradient.")]
+Steps = Annotated[int | None, typer.Option(help=f"Steps of training; {Plan.steps} unless given.")]
+Batch = Annotated[int | None, typer.Option(help=f"Texts a step; {Plan.batch} unless given.")]
+Rate = Annotated[float | None, typer.Option(help=f"The greatest learning rate; {Plan.rate} unless given.")]
+WarmUp = Annotated[
+    float | None, typer.Option(help=f"Share of the steps in which the rate rises; {Plan.warm_up} unless given.")
+]
+Decay = Annotated[float | None, typer.Option(help=f"Weight decay; {Plan.decay} unless given.")]
+Clip = Annotated[float | None, typer.Option(help=f"The greatest size of a gradient; {Plan.clip} unless given.")]
 Dropout = Annotated[float | None, typer.Option(help="Of attention weights.")]
 Dtype = Annotated[str | None, typer.Option(help=f"Numbers of matrix products: {', '.join(plans.DTYPES)}.")]
 Data = Annotated[
@@ -50,10 +56,14 @@ Data = Annotated[
 Field = Annotated[str | None, typer.Option(help="The field of JSON lines or tables that holds the text.")]
 Tokenizer = Annotated[str | None, typer.Option(help="bytes, or a Hugging Face tokenizer by name or path.")]
 Documents = Annotated[str | None, typer.Option(help="joined, or apart: whether texts see what stands before them.")]
-Protocol = Annotated[str | None, typer.Option(help=f"How text is read: {', '.join(plans.PROTOCOLS)}.")]
+Protocol = Annotated[
+    str | None, typer.Option(help=f"How text is read: {', '.join(plans.PROTOCOLS)}; {Plan.protocol} unless given.")
+]
 Scored = Annotated[int | None, typer.Option(help="Tokens of each text that are scored by the protocol `last`.")]
 Stride = Annotated[int | None, typer.Option(help="Of the protocol `sliding`.")]
-Examples = Annotated[int | None, typer.Option(help="Texts, or exams at each place of a grid.")]
+Examples = Annotated[
+    int | None, typer.Option(help=f"Texts, or exams at each place of a grid; {Plan.examples} unless given.")
+]
 Baseline = Annotated[str | None, typer.Option(help="The encoding that others are tested against.")]
 Significance = Annotated[float | None, typer.Option(help="The greatest p of a difference that counts.")]
 PlanFile = Annotated[Path | None, typer.Option("--plan", help="Settings in a .toml, .yaml or .json file.")]
@@ -91,7 +101,7 @@ def compare(
     task: Task = None,
     train_length: TrainLength = None,
     lengths: Lengths = None,
-    seeds: Annotated[int | None, typer.Option(help="How many seeds: 0, 1, 2...")] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds, 0, 1, 2...; one unless given.")] = None,
     size: Size = None,
     layers: Layers = None,
     width: Width = None,

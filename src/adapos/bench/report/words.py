@@ -124,12 +124,15 @@ def answer(comparison: Comparison, results: Results, lengths: list[int], best: l
 
 
 def caution(results: Results) -> str:
-    """What to say where nothing could be tested, or nothing."""
+    """What to say where nothing could be tested, or nothing differs enough; or nothing."""
     if len(results.seeds) < statistics.NEEDED:
         times = "once" if len(results.seeds) == 1 else "twice"
         return f"Each encoding was trained {times}: differences may be chance, and only more seeds can tell."
     if results.baseline is None:
         return "No baseline was named, so no difference is tested."
+    verdicts = [each.word for comparison in results.main for each in comparison.verdicts.values()]
+    if verdicts and not {"better", "worse"} & set(verdicts):
+        return f"No difference from {results.baseline} is significant: the order may be chance."
     return ""
 
 
