@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -142,13 +142,17 @@ def _read(node: ast.expr, spec: str) -> tuple[str, dict[str, Any]]:
 
 def _part(name: str, given: dict[str, Any], shape: Shape) -> PositionalEncoding:
     cls = find(name)
-    known = parameters(cls)
+    check_known(cls.name, given, parameters(cls))
+    return cls(shape, **given)
+
+
+def check_known(name: str, given: Iterable[str], known: Mapping[str, Any]) -> None:
+    """See that parameters that are given by name are among those that there are."""
     for parameter in given:
         if parameter not in known:
             listed = ", ".join(f"{key}={value!r}" for key, value in known.items()) or "none"
             hint = meant(parameter, known) or ";"
-            raise ValueError(f"{cls.name} has no parameter {parameter!r}{hint} it knows: {listed}")
-    return cls(shape, **given)
+            raise ValueError(f"{name} has no parameter {parameter!r}{hint} it knows: {listed}")
 
 
 def find(name: str) -> type[PositionalEncoding]:

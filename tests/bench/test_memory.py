@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from adapos import resident
 from adapos.bench import memory
 
 
-@pytest.mark.skipif(not memory.FORGET.exists(), reason="this system cannot forget its peak")
+@pytest.mark.skipif(not resident.FORGET.exists(), reason="this system cannot forget its peak")
 def test_a_peak_is_not_that_of_what_came_before() -> None:
     memory.forget_peak("cpu")
     before = memory.peak("cpu")

@@ -2,8 +2,6 @@
 
 import json
 import math
-from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 import runs
@@ -11,28 +9,9 @@ import runs
 from adapos import html
 from adapos.bench.report import page, words
 from adapos.bench.report.results import Results
+from pages import Reader
 
 EVIL = "</script><script>alert(1)</script> & <b>bold</b> \"'"
-
-
-class Reader(HTMLParser):
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: dict[str, list[str]] = {}
-        self.inside = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self.inside = dict(attrs).get("id") or tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.setdefault(self.inside, []).append(data)
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        return json.loads("".join(self.text["figures"]))
 
 
 WHOLE = Results(runs.plan(), runs.whole())

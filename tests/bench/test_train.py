@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 from adapos import files
 from adapos.bench import checkpoint, tasks, train
 from adapos.bench.plan import Plan, Trial
-from adapos.bench.train import Failed, Quiet, Setup, Stopped
+from adapos.bench.signals import Stopped
+from adapos.bench.train import Failed, Quiet, Setup
 
 TINY = {"task": "copy", "train_length": 6, "batch": 8, "layers": 2, "width": 16, "heads": 2}
 

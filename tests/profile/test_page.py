@@ -1,10 +1,8 @@
 """The page: whole in itself, with every encoding, and nothing of what was measured taken for markup."""
 
-import json
 import math
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 from results import RESULTS, SPECS
@@ -12,26 +10,7 @@ from results import RESULTS, SPECS
 from adapos import html, numbers, plots
 from adapos.profile import page, words
 from adapos.profile.plan import PLAIN
-
-
-class Reader(HTMLParser):
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: dict[str, list[str]] = {}
-        self.inside = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self.inside = dict(attrs).get("id") or tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.setdefault(self.inside, []).append(data)
-
-    @property
-    def figures(self) -> dict[str, dict[str, object]]:
-        return json.loads("".join(self.text["figures"]))
+from pages import Reader
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ from adapos.bench import forecast, report, rows, tasks, terminal
 from adapos.bench import plan as plans
 from adapos.bench.boards import BOARDS
 from adapos.bench.plan import Plan
-from adapos.bench.train import Failed, Setup, Stopped, train
+from adapos.bench.signals import Stopped
+from adapos.bench.train import Failed, Setup, train
 from adapos.console import in_a_sentence, ruled
 from adapos.numbers import large
 from adapos.specs import lengths as read_lengths

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -21,8 +20,9 @@ from adapos.bench import evaluate, rows, tasks
 from adapos.bench import plan as plans
 from adapos.bench.plan import Plan, Trial
 from adapos.bench.provenance import commit
+from adapos.bench.signals import Stopped, heard
 from adapos.bench.terminal import Bars
-from adapos.bench.train import Failed, Quiet, Setup, Stopped, Watch, train
+from adapos.bench.train import Failed, Quiet, Setup, Watch, train
 
 TRIES = 3  # of a trial whose worker dies
 REFUSED = 2  # the code of a worker that was asked for what cannot be done, and would be again
@@ -41,14 +41,13 @@ def run(folder: Path, setup: Setup, bars: Bars) -> None:
 def run_trial(folder: Path, plan: Plan, trial: Trial, setup: Setup, watch: Watch, step: Say) -> None:
     """Train, examine, and keep the rows; what is there already is not done again."""
     place, store = folder / "trials" / trial.name, folder / "rows.jsonl"
-    mark = commit()
+    mark, task = commit(), tasks.build(trial.task)
     try:
-        train(trial, place, setup, watch)
+        train(trial, place, setup, watch, task)
     except Failed as problem:
-        rows.append(store, [evaluate.of_failure(trial, tasks.build(trial.task), str(problem), mark)])
+        rows.append(store, [evaluate.of_failure(trial, task, str(problem), mark)])
         return
     have = {row.key for row in rows.read(store) if row.trial == trial.name}
-    task = tasks.build(trial.task)
     of_training = evaluate.of_training(trial, task, place, mark)
     failed = evaluate.of_failure(trial, task, "", mark)
     if failed.key in have:  # not any more
@@ -56,22 +55,26 @@ def run_trial(folder: Path, plan: Plan, trial: Trial, setup: Setup, watch: Watch
     if not all(row.key in have for row in of_training):
         rows.append(store, of_training)
     for found in evaluate.evaluate(
-        place, plan, have, device=setup.device, backend=setup.backend, commit=mark, step=step
+        place, plan, have, task, device=setup.device, backend=setup.backend, commit=mark, step=step
     ):
         rows.append(store, found)
 
 
 def side_by_side(folder: Path, setup: Setup, workers: int, say: Say) -> None:
     """Trials in processes of their own, so many at a time, which share the cores."""
-    plan = plans.load(folder / "plan.json")
-    waiting = [(trial, 1) for trial in plan.trials]
-    running: dict[subprocess.Popen[bytes], tuple[Trial, int]] = {}
-    threads = max(1, (os.cpu_count() or 1) // workers)
 
     def asked(number: int, frame: Any) -> None:
         raise Stopped(number)
 
-    before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
+    with heard(asked):
+        _side_by_side(folder, setup, workers, say)
+
+
+def _side_by_side(folder: Path, setup: Setup, workers: int, say: Say) -> None:
+    plan = plans.load(folder / "plan.json")
+    waiting = [(trial, 1) for trial in plan.trials]
+    running: dict[subprocess.Popen[bytes], tuple[Trial, int]] = {}
+    threads = max(1, (os.cpu_count() or 1) // workers)
     try:
         while waiting or running:
             while waiting and len(running) < workers:
@@ -95,8 +98,6 @@ def side_by_side(folder: Path, setup: Setup, workers: int, say: Say) -> None:
             process.terminate()  # it saves what it has done
         for process in running:
             process.wait()
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def start(folder: Path, trial: Trial, setup: Setup, threads: int) -> subprocess.Popen[bytes]:

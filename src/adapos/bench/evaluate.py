@@ -51,6 +51,7 @@ def evaluate(
     folder: Path,
     plan: Plan,
     have: Set[tuple[Any, ...]],
+    task: Task | None = None,
     *,
     device: str = "cpu",
     backend: str = "auto",
@@ -58,7 +59,7 @@ def evaluate(
     step: Callable[[str], object] = lambda text: None,
 ) -> Iterator[list[Row]]:
     """Rows of a trial that `have` does not hold yet, length by length."""
-    trial, task, model = train.load(folder, backend)
+    trial, task, model = train.load(folder, backend, task)
     model = model.to(device)
     blank = blank_row(trial, task, commit, folder)
     reading = Reading(model, task, plan, device) if isinstance(task, Text) else None
@@ -74,15 +75,20 @@ def evaluate(
             failed = replace(row, protocol="evaluation", metric="failed", value=0.0)
             if found and failed.key in have:  # not any more
                 found.append(failed)
-        except (ValueError, MemoryError, RuntimeError) as problem:  # what this encoding cannot do at this length
-            if isinstance(problem, RuntimeError) and "memory" not in str(problem):
-                raise
-            said_so = " ".join(str(problem).split()) or "out of memory"
-            found = [replace(row, protocol="evaluation", metric="failed", value=1.0, note=said_so)]
+        except (ValueError, MemoryError, RuntimeError) as problem:
+            note = unable(problem)
+            found = [replace(row, protocol="evaluation", metric="failed", value=1.0, note=note)]
         if found:
             yield found
     if reading is not None and plan.lengths:
         yield list(by_position(reading, replace(blank, length=plan.lengths[-1]), have))
+
+
+def unable(problem: ValueError | MemoryError | RuntimeError) -> str:
+    """What this encoding, or the memory, cannot do at this length; anything else is raised again."""
+    if isinstance(problem, RuntimeError) and "memory" not in str(problem):
+        raise problem
+    return " ".join(str(problem).split()) or "out of memory"
 
 
 def blank_row(trial: Trial, task: Task, commit: str, folder: Path | None = None) -> Row:
@@ -216,7 +222,8 @@ def by_position(reading: Reading, row: Row, have: Set[tuple[Any, ...]]) -> Itera
         return
     try:
         losses = reading.whole
-    except (ValueError, MemoryError, RuntimeError):  # it cannot read so far, as its row of this length says
+    except (ValueError, MemoryError, RuntimeError) as problem:  # as its row of this length says
+        unable(problem)
         return
     for begin, end in zip(edges[:-1] - 1, edges[1:] - 1, strict=True):
         mean, error = mean_and_error(losses[:, begin:end].mean(1))
@@ -252,10 +259,9 @@ def exam(task: Task, cell: Cell, size: int, number: int) -> Batch:
 def said(model: Decoder, task: Task, batch: Batch, device: str) -> tuple[Ids, Ids]:
     """Targets, and what the model says at their places in one pass."""
     answers = []
-    for begin in range(0, len(batch.tokens), max(1, TOKENS // batch.tokens.shape[1])):
-        part = batch.rows(slice(begin, begin + max(1, TOKENS // batch.tokens.shape[1])))
-        doc = None if part.doc is None else torch.from_numpy(part.doc).to(device)
-        logits = model(torch.from_numpy(part.tokens).to(device), doc=doc, causal=task.causal)
+    for rows in at_once(*batch.tokens.shape):
+        tokens, _, doc = train.tensors(batch.rows(rows), device)
+        logits = model(tokens, doc=doc, causal=task.causal)
         answers.append(logits.argmax(-1).cpu().numpy())
     return batch.targets, np.concatenate(answers)
 
@@ -272,12 +278,17 @@ def written(model: Decoder, task: Task, batch: Batch, device: str) -> tuple[Ids,
     prompts = np.take_along_axis(batch.tokens, place.clip(0), axis=1)
     doc = np.where(place < 0, PADDING, 0)
     answers = []
-    for begin in range(0, len(prompts), max(1, TOKENS // (size + wanted.shape[1]))):
-        rows = slice(begin, begin + max(1, TOKENS // (size + wanted.shape[1])))
+    for rows in at_once(len(prompts), size + wanted.shape[1]):
         given, where = (torch.from_numpy(x[rows]).to(device) for x in (prompts, doc))
         whole = model.generate(given, wanted.shape[1], doc=where if (doc[rows] == PADDING).any() else None)
         answers.append(whole[:, size:].cpu().numpy())
     return wanted, np.concatenate(answers)
+
+
+def at_once(count: int, length: int) -> Iterator[slice]:
+    """Rows of a length, as many at a time as are read at once."""
+    some = max(1, TOKENS // length)
+    return (slice(begin, begin + some) for begin in range(0, count, some))
 
 
 def mean_and_error(values: NDArray[np.float64]) -> tuple[float, float | None]:

@@ -1,16 +1,14 @@
-"""The most memory that this process has held, since it was last forgotten."""
+"""The most memory that a trial has held."""
 
 from __future__ import annotations
 
-import re
 import resource
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 
-STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+from adapos import resident
 
 
 def forget_peak(device: str) -> None:
@@ -19,14 +17,14 @@ def forget_peak(device: str) -> None:
         torch.cuda.reset_peak_memory_stats()
         return
     with suppress(OSError):
-        FORGET.write_text("5")
+        resident.forget_peak()
 
 
 def peak(device: str) -> int:
     """In bytes."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
-    if STATUS.exists() and (found := re.search(r"^VmHWM:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE)):
-        return int(found[1]) * 1024
+    if resident.STATUS.exists():
+        return resident.resident("VmHWM")
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024

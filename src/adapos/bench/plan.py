@@ -12,6 +12,7 @@ from typing import Any
 
 from adapos import files, registry
 from adapos.bench import tasks
+from adapos.bench.saved import saved_plan
 from adapos.bench.task import Task
 from adapos.encoding import Shape
 
@@ -231,7 +232,7 @@ def _settled(plan: Plan, folder: Path) -> Plan:
         added: dict[str, Any] = {name: tuple(dict.fromkeys([*held[name], *asked[name]])) for name in ADDED}
         added["lengths"] = tuple(sorted(added["lengths"]))
         plan = replace(plan, **added, baseline=plan.baseline or there.baseline)
-        if tasks.find(plan.task.partition("(")[0]).protocols and there.lengths and plan.targets != there.targets:
+        if tasks.read(plan.task)[0].protocols and there.lengths and plan.targets != there.targets:
             raise ValueError(
                 f"{folder} scores the last {there.targets} tokens of each text, and with lengths from "
                 f"{plan.lengths[0]} on it would be {plan.targets}; choose another folder"
@@ -241,13 +242,7 @@ def _settled(plan: Plan, folder: Path) -> Plan:
 
 
 def load(path: Path) -> Plan:
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path.parent} holds no plan.json; `adapos compare --out {path.parent}` makes one") from None
-    except (OSError, ValueError) as problem:
-        raise ValueError(f"{path} cannot be read as a plan: {problem}") from None
-    return from_mapping(held, str(path))
+    return from_mapping(saved_plan(path), str(path))
 
 
 def from_file(path: Path) -> dict[str, Any]:
@@ -295,6 +290,6 @@ def from_mapping(held: Mapping[str, Any], where: str) -> Plan:
 def check_names(held: Mapping[str, Any], where: str) -> None:
     known = [each.name for each in fields(Plan)]
     for name in held:
-        if name not in known and name != "format":
+        if name not in known:
             hint = registry.meant(str(name), known) or ";"
             raise ValueError(f"{where}: a plan has no setting {name!r}{hint} it knows {', '.join(known)}")

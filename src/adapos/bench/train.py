@@ -20,7 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,6 +39,7 @@ from adapos.bench.boards import BOARDS, Board, Nothing, opened
 from adapos.bench.memory import forget_peak, peak
 from adapos.bench.plan import Trial
 from adapos.bench.processes import Processes, alike, together, whole
+from adapos.bench.signals import Stopped, heard
 from adapos.bench.task import IGNORED, Batch, Task
 from adapos.kernels import named
 from adapos.model import Decoder
@@ -104,17 +105,18 @@ class Failed(Exception):
     """The loss is no number any more: the trial cannot go on, others can."""
 
 
-class Stopped(Exception):
-    """A signal asked for an end; what has been done is saved."""
+def train(
+    trial: Trial,
+    folder: Path,
+    setup: Setup = Setup(),  # noqa: B008 (frozen)
+    watch: Watch | None = None,
+    task: Task | None = None,
+) -> None:
+    """Train in `folder`, from its last checkpoint; nothing is done where it is done already.
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}: run the same command again to go on")
-        self.number = number
-
-
-def train(trial: Trial, folder: Path, setup: Setup = Setup(), watch: Watch | None = None) -> None:  # noqa: B008 (frozen)
-    """Train in `folder`, from its last checkpoint; nothing is done where it is done already."""
-    task = tasks.build(trial.task)
+    `task` is the trial's, where it is there already: to look at its data takes a while.
+    """
+    task = task or tasks.build(trial.task)
     settle(trial, task, folder)
     if (folder / "done.json").exists():
         return
@@ -176,8 +178,7 @@ class Trainer:
             self.watch.began(self.trial, self.step)
             self.board = opened(self.setup.board, self.folder, self.trial, self.step)
         forget_peak(self.setup.device)
-        self.saved = time.monotonic()
-        with self.listening(), closing(self.board):
+        with heard(self.asked), closing(self.board):
             while self.step < self.trial.steps:
                 began = time.perf_counter()
                 loss, norm = self.advance(model)
@@ -281,11 +282,9 @@ class Trainer:
     def adaptation(self) -> list[adaptation.Adaptation]:
         """On a few texts that are the same at every step."""
         batch = self.task.batch(generator(self.trial.seed, 0, 2), 4, self.trial.train_length)
-        tokens, doc = (None if x is None else torch.from_numpy(x[:, :PROBE]) for x in (batch.tokens, batch.doc))
-        assert tokens is not None
-        where = self.setup.device
-        doc = None if doc is None else doc.to(where)
-        return adaptation.measure(self.model, tokens.to(where), doc, causal=self.task.causal)
+        tokens, _, doc = tensors(batch, self.setup.device)
+        doc = None if doc is None else doc[:, :PROBE]
+        return adaptation.measure(self.model, tokens[:, :PROBE], doc, causal=self.task.causal)
 
     def fail(self, loss: float) -> None:
         self.save()
@@ -317,25 +316,11 @@ class Trainer:
         (self.folder / "failed.json").unlink(missing_ok=True)
         files.write(self.folder / "done.json", json.dumps(facts, indent=1) + "\n")
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
+    def asked(self, number: int, frame: Any) -> None:
         """A signal asks for an end after the next step; a second one of the keyboard ends at once."""
-
-        def asked(number: int, frame: Any) -> None:
-            if self.signalled == number == signal.SIGINT:
-                raise KeyboardInterrupt
-            self.signalled = self.signalled or number
-
-        try:
-            before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
-        except ValueError:  # not in the main thread, where no signal arrives
-            yield
-            return
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        if self.signalled == number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signalled = self.signalled or number
 
 
 def decoder(trial: Trial, task: Task, backend: str = "auto") -> Decoder:
@@ -344,14 +329,14 @@ def decoder(trial: Trial, task: Task, backend: str = "auto") -> Decoder:
     return Decoder(task.vocabulary, trial.shape, trial.encoding, dropout=trial.dropout, backend=backend)
 
 
-def load(folder: Path, backend: str = "auto") -> tuple[Trial, Task, Decoder]:
-    """A trial that is done."""
+def load(folder: Path, backend: str = "auto", task: Task | None = None) -> tuple[Trial, Task, Decoder]:
+    """A trial that is done; `task` is its own, where it is there already."""
     try:
         held = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{folder} holds no trial: it has no config.json") from None
     trial = Trial(**held["trial"])
-    task = tasks.build(trial.task)
+    task = task or tasks.build(trial.task)
     model = decoder(trial, task, backend)
     if not (folder / "done.json").exists():
         raise ValueError(f"{folder} is not trained to its end; run its command again")
@@ -370,12 +355,17 @@ def facts(folder: Path) -> dict[str, Any]:
 
 def losses(model: nn.Module, batch: Batch, task: Task, device: str, dtype: str) -> Tensor:
     """(B, T), zero where nothing is asked."""
-    tokens, targets = (torch.from_numpy(x).to(device) for x in (batch.tokens, batch.targets))
-    doc = None if batch.doc is None else torch.from_numpy(batch.doc).to(device)
+    tokens, targets, doc = tensors(batch, device)
     with torch.autocast(device, dtype=getattr(torch, dtype)) if dtype != "float32" else nullcontext():
         logits = model(tokens, doc=doc, causal=task.causal)
     found = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
     return found.view_as(targets)
+
+
+def tensors(batch: Batch, device: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Tokens, targets and documents where the model is."""
+    doc = None if batch.doc is None else torch.from_numpy(batch.doc).to(device)
+    return torch.from_numpy(batch.tokens).to(device), torch.from_numpy(batch.targets).to(device), doc
 
 
 def generator(*numbers: int) -> np.random.Generator:

@@ -6,7 +6,7 @@ import json
 import sys
 
 from adapos.bench.compare import by_name
-from adapos.bench.train import Stopped
+from adapos.bench.signals import Stopped
 
 
 def main() -> None:

@@ -7,15 +7,14 @@ import gc
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import torch
 
 from adapos.profile.plan import Plan
 from adapos.profile.work import Work, maker
+from adapos.resident import STATUS, forget_peak, resident
 
 WARM = 256  # tokens of a first run that loads libraries and starts threads
-STATUS = Path("/proc/self/status")
 
 
 def extra(plan: Plan, what: str, spec: str, length: int, work: Work) -> int:
@@ -46,8 +45,7 @@ def measured(plan: Plan, what: str, spec: str, length: int) -> int:
     maker(plan, what, min(length, WARM))(spec).once()
     work = maker(plan, what, length)(spec)
     trim()
-    # the peak from here on: ru_maxrss would begin with that of the process which started this one
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    forget_peak()
     before = resident("VmRSS")
     work.once()
     return max(0, resident("VmHWM") - before)
@@ -59,12 +57,6 @@ def trim() -> None:
     if give_back is not None:
         gc.collect()
         give_back(0)
-
-
-def resident(name: str) -> int:
-    """Bytes: VmRSS is what the process holds now, VmHWM the most it has held."""
-    (line,) = [line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{name}:")]
-    return 1024 * int(line.split()[1])
 
 
 def main() -> None:

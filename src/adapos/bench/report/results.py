@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -17,6 +16,7 @@ import numpy as np
 from adapos.bench import rows
 from adapos.bench.report import statistics
 from adapos.bench.rows import Row
+from adapos.bench.saved import saved_plan
 
 LOWER = ("perplexity", "bits_per_byte")  # is better; all other measures are shares, from 0 to 1
 BESIDE = ("position", "adaptation", "training", "evaluation")  # protocols that measure no quality
@@ -275,12 +275,7 @@ def verdicts(
 
 def load(folder: Path) -> Results:
     path = folder / "plan.json"
-    try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{folder} holds no plan.json; `adapos compare --out {folder}` makes one") from None
-    except (OSError, ValueError) as problem:
-        raise ValueError(f"{path} cannot be read as a plan: {problem}") from None
+    plan = saved_plan(path)
     missing = [name for name in NEEDED if not isinstance(plan, dict) or name not in plan]
     if missing:
         raise ValueError(f"{path} must say what no row says, and lacks {', '.join(missing)}; make it again")
@@ -292,12 +287,12 @@ def load(folder: Path) -> Results:
 
 def current(found: list[Row]) -> list[Row]:
     """Of each protocol of text the last way that it was read: other stretches are other tokens."""
-    latest = {(row.task, way(row)): (row.protocol, row.length if row.protocol == "position" else 0) for row in found}
-    return [
-        row
-        for row in found
-        if latest[row.task, way(row)] == (row.protocol, row.length if row.protocol == "position" else 0)
-    ]
+
+    def mark(row: Row) -> tuple[str, int]:
+        return row.protocol, row.length if row.protocol == "position" else 0
+
+    latest = {(row.task, way(row)): mark(row) for row in found}
+    return [row for row in found if latest[row.task, way(row)] == mark(row)]
 
 
 def way(row: Row) -> str:

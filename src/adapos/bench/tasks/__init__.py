@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from adapos.bench.task import Task
-from adapos.registry import meant, parse
+from adapos.registry import check_known, meant, parse
 
 TASKS: dict[str, type[Task]] = {}
 
@@ -42,12 +42,7 @@ def read(spec: str) -> tuple[type[Task], dict[str, Any]]:
     (_, given), *more = parse("task" + bracket + rest)
     if more:
         raise ValueError(f"a task is one name with its parameters, such as 'addition(grid=5)', not {spec!r}")
-    known = parameters(cls)
-    for parameter in given:
-        if parameter not in known:
-            listed = ", ".join(f"{key}={value!r}" for key, value in known.items()) or "none"
-            hint = meant(parameter, known) or ";"
-            raise ValueError(f"{name} has no parameter {parameter!r}{hint} it knows: {listed}")
+    check_known(name, given, parameters(cls))
     return cls, given
 
 
