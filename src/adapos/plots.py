@@ -103,7 +103,8 @@ class Axis:
         low, high = min(found), min(max(found), min(found) * REACH)
         margin = max(1.05, (high / low) ** 0.06)
         low, high = low / margin, high * margin
-        return cls(low, high, tuple(tick for tick in ticks(low, high) if low <= tick <= high), log=True)
+        inside = tuple(tick for tick in ticks(low, high) if low <= tick <= high)
+        return cls(low, high, inside if len(inside) > 2 else even(low, high), log=True)
 
     @classmethod
     def linear(cls, values: Iterable[float], *, zero: bool = False) -> Axis:
@@ -112,10 +113,7 @@ class Axis:
         least = min(least, 0.0) if zero else least
         margin = 0.06 * (most - least) or 0.05 * abs(most) or 1.0
         low, high = least - (0 if zero and least == 0 else margin), most + margin
-        step = 10.0 ** math.floor(math.log10((high - low) / 2))
-        step *= next(times for times in (1, 2, 5, 10) if (high - low) / (times * step) <= 6)
-        first = math.ceil(low / step - 1e-9)
-        return cls(low, high, tuple(round(at * step, 12) for at in range(first, math.floor(high / step + 1e-9) + 1)))
+        return cls(low, high, even(low, high))
 
     @classmethod
     def share(cls) -> Axis:
@@ -149,6 +147,14 @@ class Axis:
             "ticktext": [f"{tick:,g}" for tick in self.ticks],
             "title": {"text": title, "standoff": 8},
         }
+
+
+def even(low: float, high: float) -> tuple[float, ...]:
+    """Round numbers, as far from one to the next."""
+    step = 10.0 ** math.floor(math.log10((high - low) / 2))
+    step *= next(times for times in (1, 2, 5, 10) if (high - low) / (times * step) <= 6)
+    first = math.ceil(low / step - 1e-9)
+    return tuple(round(at * step, 12) for at in range(first, math.floor(high / step + 1e-9) + 1))
 
 
 def ticks(low: float, high: float) -> list[float]:

@@ -69,6 +69,8 @@ def whole() -> list[Row]:
                 found.append(row(encoding, seed, "failed", 1.0, protocol="training", parameters=0, note=note))
                 continue
             found += training(encoding, seed, speed * (1 + 0.02 * rng.normal()))
+            if seed == 0:
+                found += side_by_side(encoding, [speed * (1 + 0.01 * number) for number in range(5)])
             if (encoding, seed) == ("rope", 1):
                 note = "the loss jumped at step 77"
                 found.append(row(encoding, seed, "jumps", 1.0, protocol="training", note=note))
@@ -103,6 +105,13 @@ def training(encoding: str, seed: int, speed: float) -> list[Row]:
     return [row(encoding, seed, name, value, protocol="training") for name, value in costs.items()]
 
 
+def side_by_side(encoding: str, speeds: list[float]) -> list[Row]:
+    return [
+        row(encoding, 0, "tokens_per_second", speed, protocol=rows.SIDE_BY_SIDE, marks={"round": float(number)})
+        for number, speed in enumerate(speeds)
+    ]
+
+
 def exams(encoding: str, seed: int, growth: float, rng: np.random.Generator) -> list[Row]:
     found = []
     for length in (5, 10, 20, 40):
@@ -127,6 +136,7 @@ def many(encodings: tuple[str, ...] = MANY, seeds: tuple[int, ...] = (0,)) -> li
     for at, encoding in enumerate(encodings):
         for seed in seeds:
             found += training(encoding, seed, 1e5 / (1 + at / 3))
+            found += side_by_side(encoding, [1e5 / (1 + at / 3)]) if seed == 0 else []
             for length in LENGTHS:
                 value = (20 + at) * (1 + at / 40) ** max(0, math.log2(length / TRAINED)) * math.exp(0.01 * rng.normal())
                 found.append(row(encoding, seed, "perplexity", value, length))

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from adapos import cli
-from adapos.bench import rows, train
+from adapos.bench import rows, speed, train
 from adapos.bench.report.results import load
 
 ADAPOS = Path(sys.executable).with_name("adapos")
@@ -67,6 +67,10 @@ def test_a_comparison_that_is_done_is_not_done_again_and_can_be_added_to(tmp_pat
     assert compare(tmp_path, encodings="rope, alibi", lengths="4,8,16")[0] == 0
     assert {path: path.stat().st_mtime_ns for path in trained} == trained
     found = rows.read(tmp_path / "rows.jsonl")
+    timed = [row.encoding for row in found if row.protocol == "side by side"]
+    assert sorted(timed) == sorted(["rope", "kerple + dape", "alibi"] * speed.ROUNDS)
+    whole = (tmp_path / "rows.jsonl").read_text()
+    assert whole.count('"side by side"') == (2 + 3) * speed.ROUNDS  # all again, side by side with the new one
     assert {(row.encoding, row.length) for row in found if row.protocol == "exam"} == {
         (encoding, length) for encoding in ("rope", "kerple + dape", "alibi") for length in (4, 8, 16)
     }

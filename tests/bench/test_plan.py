@@ -76,7 +76,6 @@ def test_a_shape_of_ones_own_takes_the_place_of_the_size() -> None:
         ({"rate": 0.0}, "rate must be above 0, not 0.0"),
         ({"rate": float("nan")}, "rate must be a number of at least 0.0, not nan"),
         ({"dropout": 2}, "dropout must lie from 0 to 1, not 2"),
-        ({"baseline": "alibi"}, r"baseline \('alibi'\) must be one of the encodings, 'rope'"),
         ({"heads": 7}, "width"),
         (
             {"protocol": "sliding", "stride": 9, "lengths": (8,)},
@@ -103,6 +102,16 @@ def test_encodings_seeds_and_lengths_can_be_added_to_a_folder(tmp_path: Path) ->
     assert (both.encodings, both.lengths, both.seeds) == (("rope", "alibi"), (8, 16), (0, 1))
     assert both.baseline == "alibi"
     assert plans.load(tmp_path / "plan.json") == both
+
+
+def test_the_baseline_may_be_in_the_folder_alone_and_what_is_not_given_again_stays(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"baseline \('rope'\) must be one of the encodings, 'alibi'"):
+        settle(Plan(encodings=("alibi",), task="copy", baseline="rope"), tmp_path)
+    settle(Plan(encodings=("rope",), task="copy", significance=0.01), tmp_path)
+    both = settle(Plan(encodings=("alibi",), task="copy", baseline="rope"), tmp_path)
+    assert (both.baseline, both.significance) == ("rope", 0.01)
+    again = settle(Plan(encodings=("alibi",), task="copy", significance=0.1), tmp_path)
+    assert (again.baseline, again.significance) == ("rope", 0.1)
 
 
 def test_a_folder_of_another_plan_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
@@ -148,13 +157,13 @@ def test_settings_are_read_from_a_file(tmp_path: Path, ending: str) -> None:
     if ending == "yaml":
         pytest.importorskip("yaml")
     text = {
-        "toml": 'encodings = ["rope", "kerple + dape"]\ntask = "copy"\nsteps = 7\n',
-        "yaml": "encodings: [rope, kerple + dape]\ntask: copy\nsteps: 7\n",
-        "json": json.dumps({"encodings": ["rope", "kerple + dape"], "task": "copy", "steps": 7}),
+        "toml": 'encodings = ["rope", "kerple + dape"]\ntask = "copy"\nsteps = 7\ntrain-length = 64\n',
+        "yaml": "encodings: [rope, kerple + dape]\ntask: copy\nsteps: 7\ntrain-length: 64\n",
+        "json": json.dumps({"encodings": ["rope", "kerple + dape"], "task": "copy", "steps": 7, "train_length": 64}),
     }[ending]
     (tmp_path / f"plan.{ending}").write_text(text)
     plan = Plan(**plans.from_file(tmp_path / f"plan.{ending}"))
-    assert (plan.encodings, plan.steps) == (("rope", "kerple + dape"), 7)
+    assert (plan.encodings, plan.steps, plan.train_length) == (("rope", "kerple + dape"), 7, 64)
 
 
 @pytest.mark.parametrize(

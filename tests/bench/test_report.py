@@ -173,31 +173,48 @@ def test_an_order_that_may_be_chance_is_called_so() -> None:
     assert words.caution(apart) == ""
 
 
-def choice(speeds: dict[str, float], values: dict[int, dict[str, float]]) -> list[str]:
+def choice(speeds: dict[str, list[float]], values: dict[int, dict[str, float]]) -> list[str]:
     rows = [row for length, each in values.items() for row in perplexities({k: [v] for k, v in each.items()}, length)]
-    rows += [runs.row(name, 0, "tokens_per_second", speed, protocol="training") for name, speed in speeds.items()]
+    rows += [row for name, each in speeds.items() for row in runs.side_by_side(name, each)]
     results = of(rows)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in words.answers(results.comparisons[0], results)]
 
 
 def test_answers_name_the_best_and_the_cheapest_near_it_by_ranges_of_lengths() -> None:
-    speeds = {"rope": 300.0, "fire": 200.0, "cope": 100.0}
+    speeds = {"rope": [300.0, 330.0, 150.0], "fire": [200.0, 201.0, 99.0], "cope": [100.0, 110.0, 60.0]}
     near, far = {"rope": 20.1, "fire": 30.0, "cope": 20.0}, {"rope": 90.0, "fire": 21.0, "cope": 25.0}
     assert choice(speeds, {64: near, 128: near, 256: far}) == [
         "Lengths 64 to 128: cope is best (perplexity 20.00); the cheapest within 1 % is rope, which trains "
         "3.00 times as fast.",
-        "Length 256: fire is best (perplexity 21.00), and none within 1 % of it is cheaper.",
+        "Length 256: fire is best (perplexity 21.00), and none within 1 % of it is measurably cheaper.",
     ]
 
 
+def test_what_is_not_faster_in_every_round_is_not_called_cheaper() -> None:
+    values = {64: {"rope": 20.1, "fire": 20.1, "cope": 20.0}}
+    noisy = {"rope": [130.0, 99.0, 140.0], "fire": [90.0, 91.0, 92.0], "cope": [100.0, 100.0, 101.0]}
+    assert choice(noisy, values) == [
+        "Length 64: cope is best (perplexity 20.00), and none within 1 % of it is measurably cheaper."
+    ]
+    tied = {"rope": [130.0, 119.0, 140.0], "fire": [120.0, 121.0, 125.0], "cope": [100.0, 100.0, 100.0]}
+    assert choice(tied, values) == [
+        "Length 64: cope is best (perplexity 20.00); the cheapest within 1 % are rope and fire, which train 1.21 to "
+        "1.30 times as fast."
+    ]
+
+
+def test_one_encoding_is_not_called_the_best() -> None:
+    assert choice({}, {64: {"rope": 20.1}}) == ["Length 64: rope has perplexity 20.10."]
+
+
 def test_answers_without_costs_leave_the_cheapest_out() -> None:
-    assert choice({"rope": 300.0}, {64: {"rope": 20.1, "cope": 20.0}}) == [
+    assert choice({"rope": [300.0]}, {64: {"rope": 20.1, "cope": 20.0}}) == [
         "Length 64: cope is best (perplexity 20.00)."
     ]
 
 
 def test_answers_say_ties_and_failures_of_all() -> None:
-    speeds = {"rope": 300.0, "cope": 100.0}
+    speeds = {"rope": [300.0], "cope": [100.0]}
     tied, lost = {"rope": 20.0, "cope": 20.0}, {"rope": math.nan, "cope": math.inf}
     assert choice(speeds, {64: tied, 128: lost}) == [
         "Length 64: rope and cope are equally good (perplexity 20.00), and rope is the cheapest of them.",
@@ -238,8 +255,8 @@ def test_the_csv_has_the_numbers_of_the_rows(written: Path, whole: Results) -> N
         assert line["verdict"] == (comparison.verdicts[place].word if place in comparison.verdicts else "")
     costs = list(csv.DictReader(io.StringIO((written / "tables" / "cost.csv").read_text())))
     assert [line["encoding"] for line in costs] == list(runs.ENCODINGS)
-    speeds = [row.value for row in whole.rows if (row.encoding, row.metric) == ("kerple", "tokens_per_second")]
-    assert float(costs[2]["tokens_per_second"]) == pytest.approx(np.mean(speeds))
+    speeds = [row.value for row in whole.rows if (row.encoding, row.protocol) == ("kerple", "side by side")]
+    assert float(costs[2]["tokens_per_second"]) == pytest.approx(np.median(speeds))
 
 
 def test_markdown_and_latex_have_a_line_for_each_encoding_and_a_column_for_each_length(written: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -260,29 +261,64 @@ def test_half_precision_trains(tmp_path: Path) -> None:
     assert math.isfinite(train.facts(tmp_path)["loss"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("encoding", ["kerple + dape", "tape"])
-def test_two_processes_give_the_losses_of_one(tmp_path: Path, encoding: str, sharded: bool) -> None:
-    asked = trial(encoding)
-    train.train(asked, tmp_path / "one")
-    code = tmp_path / "run.py"
-    code.write_text(KILLED.replace("Setup(every=1e-9)", f"Setup(every=1e-9, sharded={sharded})"))
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+ACCELERATE = (*(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"),)
+ACCELERATE += ("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0")
+FSDP2 = ("--use_fsdp", "--fsdp_version", "2")
+
+
+def in_two(launcher: tuple[str, ...], asked: Trial, folder: Path, setup: str) -> None:
+    code = folder.with_suffix(".py")
+    code.write_text(KILLED.replace("Setup(every=1e-9)", setup))
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(code)),
-            *(json.dumps(asdict(asked)), str(tmp_path / "two")),
-        ],
+        [*launcher, str(code), json.dumps(asdict(asked)), str(folder)],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    one, two = ([line["loss"] for line in train.lines(tmp_path / name / "log.jsonl")] for name in ("one", "two"))
-    assert two == pytest.approx(one, rel=1e-5)
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in train.lines(folder / "log.jsonl")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("encoding", ["kerple + dape", "tape"])
+def test_two_processes_give_the_losses_of_one_and_go_on_where_they_were(
+    tmp_path: Path, encoding: str, sharded: bool
+) -> None:
+    asked, two = trial(encoding), tmp_path / "two"
+    train.train(asked, tmp_path / "one")
+    setup = f"Setup(every=1e-9, keep=6, accumulate=2, sharded={sharded})"
+    in_two(TORCHRUN, asked, two, setup)
+    assert losses(two) == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     for name, x in weights(tmp_path / "one").items():
-        assert torch.allclose(x, weights(tmp_path / "two")[name], atol=1e-4), name
+        assert torch.allclose(x, weights(two)[name], atol=1e-4), name
+    whole = weights(two)
+    for last in checkpoint.places(two / "checkpoints")[-4:]:
+        shutil.rmtree(last)
+    (two / "done.json").unlink()
+    in_two(TORCHRUN, asked, two, setup)
+    assert same(weights(two), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [("--multi_gpu",), FSDP2], ids=["ddp", "fsdp2"])
+def test_accelerate_starts_processes_too(tmp_path: Path, kind: tuple[str, ...]) -> None:
+    pytest.importorskip("accelerate")
+    train.train(trial(), tmp_path / "one")
+    in_two((*ACCELERATE, *kind), trial(), tmp_path / "two", "Setup()")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+
+
+def test_precision_is_the_trials_whatever_accelerate_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    with pytest.raises(ValueError, match=r"accelerate was asked for bfloat16, and the trial is in float32"):
+        train.train(trial(), tmp_path)
+    train.train(trial(dtype="bfloat16"), tmp_path / "half")
 
 
 def test_the_rate_rises_in_a_line_and_falls_in_a_cosine() -> None:

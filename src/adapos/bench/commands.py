@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +21,7 @@ from adapos.bench import forecast, report, rows, tasks, terminal
 from adapos.bench import plan as plans
 from adapos.bench.boards import BOARDS
 from adapos.bench.plan import Plan
-from adapos.bench.signals import Stopped
+from adapos.bench.signals import Stopped, heard, stop
 from adapos.bench.train import Failed, Setup, train
 from adapos.console import in_a_sentence, ruled
 from adapos.numbers import large
@@ -152,12 +154,12 @@ def compare(
     setup = Setup(device, backend, accumulate, compiled, recomputed, every, keep, board, sharded)
     if cluster is not None:
         registry.one_of("compare", "cluster", cluster.partition("://")[0], ("ray",))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("compare starts its own processes; give torchrun `adapos train`, then run `adapos evaluate`")
+    asked = plans.merged(asked.checked(), out)
     if dry_run:
         foresee(asked, setup, out)
         return
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("compare starts its own processes; give torchrun `adapos train`, then run `adapos evaluate`")
-    asked = asked.checked()
     files.folder(out)
     asked = plans.settle(asked, out)
     carry_out(out, asked, setup, workers, cluster)
@@ -176,7 +178,7 @@ def carry_out(folder: Path, plan: Plan, setup: Setup, workers: int, cluster: str
     def say(text: str) -> None:
         print(text, file=sys.stderr)
 
-    try:
+    with stoppable():
         if cluster is not None:
             comparing.on_cluster(folder, setup, cluster if "://" in cluster else None, say)
         elif workers > 1:
@@ -184,6 +186,14 @@ def carry_out(folder: Path, plan: Plan, setup: Setup, workers: int, cluster: str
         else:
             with terminal.bars(len(plan.trials)) as bars:
                 comparing.run(folder, setup, bars)
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """A signal ends what runs here, in a sentence and with its own exit code."""
+    try:
+        with heard(stop):
+            yield
     except Stopped as problem:
         print(problem, file=sys.stderr)
         raise typer.Exit(128 + problem.number) from None
@@ -241,11 +251,8 @@ def train_(
     plans.settle(asked, out)
     folder = out / "trials" / trial.name
     try:
-        with terminal.bars(1) as bars:
+        with stoppable(), terminal.bars(1) as bars:
             train(trial, folder, setup, bars)
-    except Stopped as problem:
-        print(problem, file=sys.stderr)
-        raise typer.Exit(128 + problem.number) from None
     except Failed as problem:
         print(f"failed: {problem}; its state is kept in {folder}", file=sys.stderr)
         raise typer.Exit(1) from None
@@ -278,11 +285,12 @@ def evaluate_(
     if not trained:
         raise ValueError(f"{folder} holds no trained trial; run `adapos train` or `adapos compare` to the end first")
     setup = Setup(device, backend)
-    with terminal.bars(len(trained)) as bars:
+    with stoppable(), terminal.bars(len(trained)) as bars:
         for trial in trained:
             comparing.run_trial(folder, plan, trial, setup, bars, bars.examined)
             bars.done()
-    finish(folder)
+        comparing.compare_speed(folder, setup, bars.examined)
+    finish(folder, plan.protocol)
 
 
 @app.command("report")
@@ -293,8 +301,8 @@ def report_(folder: Folder) -> None:
     finish(folder)
 
 
-def finish(folder: Path) -> None:
-    Console().print(report.terminal(folder))
+def finish(folder: Path, protocol: str = "") -> None:
+    Console().print(report.terminal(folder, protocol))
     try:
         print(f"report: {report.write(folder)}")
     except ImportError as problem:  # tables and figures are there
@@ -346,13 +354,16 @@ def foresee(plan: Plan, setup: Setup, folder: Path) -> None:
             f"examined at {', '.join(map(str, plan.lengths))} by {plan.protocol}, {plan.examples} texts each"
         )
     )
+    left = [trial.encoding for trial in plan.trials if not (folder / "trials" / trial.name / "done.json").exists()]
+    if len(left) < len(plan.trials):
+        out.print(Text(f"{len(plan.trials) - len(left)} of {len(plan.trials)} trials in {folder} are trained already"))
     grid = ruled("encoding", "train", "examine", "memory")
     total = 0.0
     for each in forecast.forecast(plan, setup):
         grid.add_row(each.encoding, spell(each.training), spell(each.reading), f"{large(each.memory)}B")
-        total += each.training + each.reading
+        total += left.count(each.encoding) * each.training + seeds * each.reading
     out.print(grid)
-    out.print(Text(f"about {spell(total * seeds)} in all, from a few steps run here; nothing was written"))
+    out.print(Text(f"about {spell(total)} in all, from a few steps run here; nothing was written"))
 
 
 def spell(seconds: float) -> str:

@@ -16,11 +16,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from adapos.bench import evaluate, rows, tasks
+from adapos.bench import evaluate, rows, speed, tasks
 from adapos.bench import plan as plans
 from adapos.bench.plan import Plan, Trial
 from adapos.bench.provenance import commit
-from adapos.bench.signals import Stopped, heard
+from adapos.bench.signals import heard, stop
 from adapos.bench.terminal import Bars
 from adapos.bench.train import Failed, Quiet, Setup, Watch, train
 
@@ -36,6 +36,7 @@ def run(folder: Path, setup: Setup, bars: Bars) -> None:
     for trial in plan.trials:
         run_trial(folder, plan, trial, setup, bars, bars.examined)
         bars.done()
+    compare_speed(folder, setup, bars.examined)
 
 
 def run_trial(folder: Path, plan: Plan, trial: Trial, setup: Setup, watch: Watch, step: Say) -> None:
@@ -60,13 +61,19 @@ def run_trial(folder: Path, plan: Plan, trial: Trial, setup: Setup, watch: Watch
         rows.append(store, found)
 
 
+def compare_speed(folder: Path, setup: Setup, say: Say) -> None:
+    """Time all encodings that could be trained; again where one has been added since."""
+    plan, store = plans.load(folder / "plan.json"), folder / "rows.jsonl"
+    trained = {trial.encoding for trial in plan.trials if (folder / "trials" / trial.name / "done.json").exists()}
+    timed = {row.encoding for row in rows.read(store) if row.protocol == rows.SIDE_BY_SIDE}
+    trials = [trial for trial in replace(plan, seeds=plan.seeds[:1]).trials if trial.encoding in trained]
+    if len(trained) > 1 and not trained <= timed:
+        rows.append(store, speed.side_by_side(trials, tasks.build(plan.task), setup, commit(), say))
+
+
 def side_by_side(folder: Path, setup: Setup, workers: int, say: Say) -> None:
     """Trials in processes of their own, so many at a time, which share the cores."""
-
-    def asked(number: int, frame: Any) -> None:
-        raise Stopped(number)
-
-    with heard(asked):
+    with heard(stop):
         _side_by_side(folder, setup, workers, say)
 
 
@@ -98,6 +105,8 @@ def _side_by_side(folder: Path, setup: Setup, workers: int, say: Say) -> None:
             process.terminate()  # it saves what it has done
         for process in running:
             process.wait()
+    say("all are timed side by side")
+    compare_speed(folder, setup, lambda text: None)
 
 
 def start(folder: Path, trial: Trial, setup: Setup, threads: int) -> subprocess.Popen[bytes]:
@@ -147,9 +156,15 @@ def on_cluster(folder: Path, setup: Setup, address: str | None, say: Say) -> Non
             except ray.exceptions.RayError as problem:
                 give_up(folder, trial, str(problem).strip().splitlines()[-1])
                 say(f"{trial.encoding}, seed {trial.seed}: given up")
+        say("all are timed side by side")
+        ray.get(ray.remote(max_retries=TRIES)(speed_by_name).remote(str(folder.resolve()), asdict(setup)))
     finally:
         for left in pending:
             ray.cancel(left)
+
+
+def speed_by_name(folder: str, setup: dict[str, Any]) -> None:
+    compare_speed(Path(folder), Setup(**setup), lambda text: None)
 
 
 def by_name(folder: str, name: str, setup: dict[str, Any]) -> None:

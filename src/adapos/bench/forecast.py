@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,8 +9,9 @@ import torch
 from adapos.bench.evaluate import TOKENS
 from adapos.bench.memory import forget_peak, peak
 from adapos.bench.plan import Plan, Trial
-from adapos.bench.task import IGNORED, Task
-from adapos.bench.train import Setup, decoder, generator, losses, optimizer
+from adapos.bench.speed import now, paced
+from adapos.bench.task import Task
+from adapos.bench.train import Setup, decoder
 from adapos.model import Decoder
 
 STEPS = 3  # timed, after one that is not
@@ -32,21 +32,12 @@ def forecast(plan: Plan, setup: Setup) -> list[Forecast]:
 
 
 def of(trial: Trial, plan: Plan, setup: Setup, task: Task) -> Forecast:
-    model = decoder(trial, task, setup.backend).to(setup.device).train()
-    adam = optimizer(model, trial)
     forget_peak(setup.device)
-    times = []
-    for step in range(STEPS + 1):
-        began = time.perf_counter()
-        batch = task.batch(generator(trial.seed, step), trial.batch, trial.train_length)
-        adam.zero_grad(set_to_none=True)
-        asked = int((batch.targets != IGNORED).sum())
-        (losses(model, batch, task, setup.device, trial.dtype).sum() / asked).backward()
-        adam.step()
-        times.append(time.perf_counter() - began)
-    model.eval()
+    _, spent = paced(trial, task, setup, STEPS)
+    memory = peak(setup.device)
+    model = decoder(trial, task, setup.backend).to(setup.device).eval()
     reading = sum(plan.examples * seconds(model, task.tokens_at(length), setup.device) for length in plan.lengths)
-    return Forecast(trial.encoding, trial.steps * min(times[1:]), reading, peak(setup.device))
+    return Forecast(trial.encoding, trial.steps * spent / STEPS, reading, memory)
 
 
 @torch.no_grad()
@@ -58,8 +49,8 @@ def seconds(model: Decoder, length: int, device: str) -> float:
         many = max(1, TOKENS // 4 // size)
         tokens = torch.zeros(many, size, dtype=torch.long, device=device)
         model.hidden(tokens)
-        began = time.perf_counter()
+        began = now(device)
         model.hidden(tokens)
-        spent[size] = (time.perf_counter() - began) / many / size
+        spent[size] = (now(device) - began) / many / size
     slope = max(0.0, (spent[far] - spent[short]) / (far - short))
     return (spent[far] + slope * max(0, length - far)) * length

@@ -91,7 +91,7 @@ class Plan:
     stride: int = 0  # of the sliding window; 0: half of the length
     examples: int = 64  # texts that are read at each length, or exams at each place of a grid
     baseline: str | None = None
-    significance: float = 0.05
+    significance: float | None = None  # the greatest p of a difference that counts; None: 0.05
     command: str = ""
     checksum: str = ""  # of the data, once it has been looked at
 
@@ -112,17 +112,19 @@ class Plan:
                 raise ValueError(f"plan: {name} must be above 0, not {getattr(self, name)!r}")
         for name in ("warm_up", "floor", "decay", "dropout", "significance"):
             value = getattr(self, name)
+            if value is None and name == "significance":
+                continue
             if not isinstance(value, int | float) or not 0 <= value <= 1:
                 raise ValueError(f"plan: {name} must lie from 0 to 1, not {value!r}")
         # one name for an encoding, however it was written
         shape, named = self.shape, {}
         for name in ("layers", "width", "heads", "kv_heads"):
             object.__setattr__(self, name, getattr(shape, name))
-        for spec in self.encodings:
+        for spec in filter(None, (*self.encodings, self.baseline)):
             named[spec] = registry.spec(registry.build(spec, shape))
-        object.__setattr__(self, "encodings", tuple(named.values()))
+        object.__setattr__(self, "encodings", tuple(named[spec] for spec in self.encodings))
         if self.baseline is not None:
-            object.__setattr__(self, "baseline", named.get(self.baseline, self.baseline))
+            object.__setattr__(self, "baseline", named[self.baseline])
         if not self.encodings:
             raise ValueError("plan: encodings must name at least one, such as 'rope, kerple + dape'")
         if not self.seeds:
@@ -137,9 +139,6 @@ class Plan:
                 registry.at_least("plan", name, value, 0 if name == "seeds" else 1)
         if list(self.lengths) != sorted(set(self.lengths)):
             raise ValueError(f"plan: lengths must rise, and {', '.join(map(str, self.lengths))} do not")
-        if self.baseline is not None and self.baseline not in self.encodings:
-            listed = ", ".join(repr(spec) for spec in self.encodings)
-            raise ValueError(f"plan: baseline ({self.baseline!r}) must be one of the encodings, {listed}")
         if self.protocol == "sliding" and self.lengths and self.stride > self.lengths[0]:
             raise ValueError(
                 f"plan: stride ({self.stride}) must not be more than the shortest length, {self.lengths[0]}, or tokens "
@@ -211,12 +210,15 @@ FREE = (*ADDED, "command", "checksum", "baseline", "significance")
 
 
 def settle(plan: Plan, folder: Path) -> Plan:
-    """The plan of a folder: this one, or this one added to the one that is there. Saved before anything runs."""
+    """The plan of a folder, saved before anything runs."""
     with files.locked(folder / "lock"):
-        return _settled(plan, folder)
+        plan = merged(plan, folder)
+        files.write(folder / "plan.json", plan.to_json())
+        return plan
 
 
-def _settled(plan: Plan, folder: Path) -> Plan:
+def merged(plan: Plan, folder: Path) -> Plan:
+    """This plan, or this one added to the one that the folder holds."""
     path = folder / "plan.json"
     if path.exists():
         there = load(path)
@@ -231,13 +233,17 @@ def _settled(plan: Plan, folder: Path) -> Plan:
             raise ValueError(f"{folder} holds another plan: {words}; choose another folder, or the same settings")
         added: dict[str, Any] = {name: tuple(dict.fromkeys([*held[name], *asked[name]])) for name in ADDED}
         added["lengths"] = tuple(sorted(added["lengths"]))
-        plan = replace(plan, **added, baseline=plan.baseline or there.baseline)
+        added["baseline"] = plan.baseline or there.baseline
+        added["significance"] = there.significance if plan.significance is None else plan.significance
+        plan = replace(plan, **added)
         if tasks.read(plan.task)[0].protocols and there.lengths and plan.targets != there.targets:
             raise ValueError(
                 f"{folder} scores the last {there.targets} tokens of each text, and with lengths from "
                 f"{plan.lengths[0]} on it would be {plan.targets}; choose another folder"
             )
-    files.write(path, plan.to_json())
+    if plan.baseline is not None and plan.baseline not in plan.encodings:
+        listed = ", ".join(repr(spec) for spec in plan.encodings)
+        raise ValueError(f"plan: baseline ({plan.baseline!r}) must be one of the encodings, {listed}")
     return plan
 
 
@@ -274,6 +280,7 @@ def from_file(path: Path) -> dict[str, Any]:
     if not isinstance(held, Mapping):
         raise ValueError(f"the plan {path} must be settings by name, such as steps: 1000")
     # a plan.json holds what a run has made of it, too
+    held = {str(name).replace("-", "_"): value for name, value in held.items()}
     held = {name: value for name, value in held.items() if name not in ("format", "command", "checksum")}
     check_names(held, str(path))
     return held

@@ -1,4 +1,5 @@
-"""The processes that train together, each on its rows of every batch: one alone, or those that torchrun started.
+"""The processes that train together, each on its rows of every batch: one alone, or those that torchrun or `accelerate
+launch` started, which say in the environment how many they are.
 
 Each holds the whole model, or a part of it where the model is sharded (FSDP2). `whole` and `alike` are the way from a
 part to the whole tensor and back.
@@ -53,6 +54,20 @@ class Processes:
             fully_shard(model)
             return model
         return model if self.count == 1 else DistributedDataParallel(model)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What `accelerate launch` was asked for, beside the number of processes."""
+
+    sharded: bool = False
+    dtype: str | None = None
+
+
+def by_accelerate() -> Launched:
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    known = {"no": None, "bf16": "bfloat16", "fp16": "float16"}
+    return Launched(os.environ.get("ACCELERATE_USE_FSDP") == "true", known.get(precision, precision))
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+SIDE_BY_SIDE = "side by side"  # the protocol of speeds that can be compared
+
 
 @dataclass(frozen=True)
 class Row:
@@ -22,6 +24,7 @@ class Row:
     | accuracy, exact                                | exam            | of the task's grid     |
     | adaptive_share, adaptive_variation             | adaptation      | layer                  |
     | tokens_per_second, peak_bytes, seconds, loss   | training        |                        |
+    | tokens_per_second                              | side by side    | round                  |
     | jumps of the loss, with the steps in the note  | training        |                        |
     | failed (value 1, with the reason in the note)  | training, or evaluation at a length |    |
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 
 class Stopped(Exception):
@@ -14,6 +14,11 @@ class Stopped(Exception):
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}: run the same command again to go on")
         self.number = number
+
+
+def stop(number: int, frame: Any) -> NoReturn:
+    """For what keeps nothing that is half done."""
+    raise Stopped(number)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ import torch
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,7 +39,7 @@ from adapos.bench import adaptation, checkpoint, tasks
 from adapos.bench.boards import BOARDS, Board, Nothing, opened
 from adapos.bench.memory import forget_peak, peak
 from adapos.bench.plan import Trial
-from adapos.bench.processes import Processes, alike, together, whole
+from adapos.bench.processes import Processes, alike, by_accelerate, together, whole
 from adapos.bench.signals import Stopped, heard
 from adapos.bench.task import IGNORED, Batch, Task
 from adapos.kernels import named
@@ -52,6 +53,8 @@ LINES = 200  # of the log, about
 SHOWN = ("loss", "rate", "norm", "tokens_per_second")  # on a board
 PROBE = 128  # tokens that adaptation is measured on
 PROBES = 10  # times that adaptation is measured on the way
+
+Parameters = dict[str, nn.Parameter]
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,13 @@ def train(
         return
     if trial.dtype == "float16" and setup.device != "cuda":
         raise ValueError("float16 needs the scaled gradients of cuda; train in bfloat16 or float32 here")
+    launched = by_accelerate()
+    if launched.dtype not in (None, trial.dtype):
+        raise ValueError(
+            f"accelerate was asked for {launched.dtype}, and the trial is in {trial.dtype}; "
+            f"give adapos --dtype {launched.dtype}, or accelerate --mixed_precision no"
+        )
+    setup = replace(setup, sharded=setup.sharded or launched.sharded)
     with together(setup.device, sharded=setup.sharded) as processes:
         lock = files.locked(folder / "lock", f"{folder} is being trained by another process; wait until it is done")
         with lock if processes.main else nullcontext():
@@ -160,6 +170,8 @@ class Trainer:
         self.model = decoder(trial, self.task, setup.backend).to(setup.device)
         self.model.recomputes = setup.recomputed
         self.joined = processes.joined(self.model, sharded=setup.sharded)
+        # those that the optimizer has; a sharded model shows others while it computes
+        self.parameters = dict(self.model.named_parameters())
         self.optimizer = optimizer(self.model, trial)
         self.scaler = torch.amp.GradScaler(setup.device, enabled=trial.dtype == "float16" and setup.device == "cuda")
         self.step, self.seconds, self.tokens = 0, 0.0, 0
@@ -172,8 +184,7 @@ class Trainer:
 
     def run(self) -> None:
         self.restore()
-        model: Any = torch.compile(self.joined) if self.setup.compiled else self.joined
-        self.model.train()
+        model = self.ready()
         if self.processes.main:
             self.watch.began(self.trial, self.step)
             self.board = opened(self.setup.board, self.folder, self.trial, self.step)
@@ -192,11 +203,16 @@ class Trainer:
                     raise Stopped(self.signalled or signal.SIGTERM)
         self.finish()
 
+    def ready(self) -> Any:
+        """The model to call."""
+        self.model.train()
+        return torch.compile(self.joined) if self.setup.compiled else self.joined
+
     def restore(self) -> None:
         found = checkpoint.latest(self.folder / "checkpoints", self.watch.warned)
         if found is not None:
-            load_weights(self.model, found.tensors["model"])
-            load_moments(self.model, self.optimizer, found.tensors["optimizer"])
+            load_weights(self.parameters, found.tensors["model"])
+            load_moments(self.parameters, self.optimizer, found.tensors["optimizer"])
             self.step, self.seconds, self.tokens = found.step, found.facts["seconds"], found.facts["tokens"]
             self.heard = found.facts["heard"]
             self.scaler.load_state_dict(found.facts["scaler"])
@@ -207,7 +223,7 @@ class Trainer:
             files.write(log, "".join(json.dumps(line) + "\n" for line in kept))
 
     def save(self) -> None:
-        tensors = {"model": weights(self.model), "optimizer": moments(self.model, self.optimizer)}
+        tensors = {"model": weights(self.parameters), "optimizer": moments(self.parameters, self.optimizer)}
         if self.processes.main:
             facts = {
                 "seconds": self.seconds,
@@ -232,7 +248,7 @@ class Trainer:
         total = torch.zeros((), dtype=torch.float64)
         parts = list(split(batch.rows(self.processes.rows), self.setup.accumulate))
         for index, part in enumerate(parts):
-            with held_back(self.joined, index < len(parts) - 1):
+            with exchanging(self.joined, index == len(parts) - 1):
                 loss = losses(model, part, self.task, self.setup.device, trial.dtype).sum() / asked
                 # gradients of several processes are averaged, and the losses are parts of one mean
                 self.scaler.scale(loss * self.processes.count).backward()
@@ -294,11 +310,11 @@ class Trainer:
         raise Failed(reason)
 
     def finish(self) -> None:
-        held, layers = weights(self.model), self.adaptation()
+        held, layers = weights(self.parameters), self.adaptation()
         if not self.processes.main:
             return
         log = lines(self.folder / "log.jsonl")
-        sizes = {name: x.numel() for name, x in self.model.named_parameters()}
+        sizes = {name: x.numel() for name, x in self.parameters.items()}
         data = save(held)
         facts = {
             "sha256": hashlib.sha256(data).hexdigest(),
@@ -343,7 +359,7 @@ def load(folder: Path, backend: str = "auto", task: Task | None = None) -> tuple
     data = (folder / "weights.safetensors").read_bytes()
     if hashlib.sha256(data).hexdigest() != facts(folder)["sha256"]:
         raise ValueError(f"the weights in {folder} are not those that were trained; remove its done.json to train on")
-    load_weights(model, from_bytes(data))
+    load_weights(dict(model.named_parameters()), from_bytes(data))
     return trial, task, model.eval()
 
 
@@ -378,9 +394,11 @@ def split(batch: Batch, parts: int) -> Iterator[Batch]:
         yield batch.rows(slice(begin, begin + size))
 
 
-def held_back(model: nn.Module, wait: bool) -> AbstractContextManager[Any]:
-    """Gradients are exchanged with the last part of a batch."""
-    return model.no_sync() if wait and isinstance(model, DistributedDataParallel) else nullcontext()
+def exchanging(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
+    """Gradients are exchanged between processes with the last part of a batch."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+    return model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext()
 
 
 def rate(trial: Trial, step: int) -> float:
@@ -402,13 +420,12 @@ def optimizer(model: nn.Module, trial: Trial) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=trial.rate, betas=(0.9, 0.95))
 
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
+def weights(parameters: Parameters) -> dict[str, Tensor]:
     """Each tensor once: a head that shares its weights with the embedding is left out."""
-    return {name: whole(x.detach()) for name, x in model.named_parameters()}
+    return {name: whole(x.detach()) for name, x in parameters.items()}
 
 
-def load_weights(model: nn.Module, held: dict[str, Tensor]) -> None:
-    parameters = dict(model.named_parameters())
+def load_weights(parameters: Parameters, held: dict[str, Tensor]) -> None:
     if parameters.keys() != held.keys():
         odd = ", ".join(sorted(parameters.keys() ^ held.keys()))
         raise ValueError(f"the weights do not fit the model: {odd} are missing or unknown")
@@ -417,18 +434,17 @@ def load_weights(model: nn.Module, held: dict[str, Tensor]) -> None:
             x.copy_(alike(held[name], x))
 
 
-def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def moments(parameters: Parameters, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """What AdamW remembers of each parameter."""
     return {
         f"{name}/{key}": whole(value)
-        for name, x in model.named_parameters()
+        for name, x in parameters.items()
         for key, value in optimizer.state.get(x, {}).items()
     }
 
 
-def load_moments(model: nn.Module, optimizer: torch.optim.Optimizer, held: dict[str, Tensor]) -> None:
-    parameters = dict(model.named_parameters())
-    for label, value in held.items():
+def load_moments(parameters: Parameters, optimizer: torch.optim.Optimizer, held: dict[str, Tensor]) -> None:
+    for label, value in sorted(held.items(), key=lambda item: item[0]):  # in one order in every process
         name, _, key = label.rpartition("/")
         x = parameters[name]
         # the count of steps stays where AdamW keeps it

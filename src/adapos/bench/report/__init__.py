@@ -25,6 +25,6 @@ def write(folder: Path) -> Path:
     return folder / "report.html"
 
 
-def terminal(folder: Path) -> RenderableType:
-    """The main table and its answer, to be printed by rich."""
-    return screen.shown(load(folder))
+def terminal(folder: Path, protocol: str = "") -> RenderableType:
+    """The main table and its answer, to be printed by rich; that of a protocol of text, if one is named."""
+    return screen.shown(load(folder), protocol)

@@ -9,7 +9,7 @@ from typing import Any
 from adapos import html
 from adapos.bench.report import charts, tables, words
 from adapos.bench.report.charts import SHADES, Chart
-from adapos.bench.report.results import Comparison, Results
+from adapos.bench.report.results import BESIDE, Comparison, Results
 from adapos.numbers import listed
 from adapos.plots import looks
 
@@ -93,7 +93,7 @@ def top(results: Results) -> str:
     parts = [
         f"<p><strong>{escape(words.title(each.measure))}</strong> ({words.direction(each.measure)})</p>"
         + bullets(words.answers(each, results), "")
-        for each in results.main
+        for each in results.main()
     ]
     parts = parts or ["<p>No encoding has been measured: every trial failed, or none has been evaluated yet.</p>"]
     cautions = "".join(f'<p class="warn">{escape(said)}</p>' for said in (words.caution(results),) if said)
@@ -193,9 +193,9 @@ def cost(results: Results, figures: dict[str, Any]) -> str:
     for each in results.costs.values():
         numbers = [
             "",
-            *tables.cost_numbers(each)[1:4],
+            *tables.cost_numbers(each, results)[1:4],
             results.speed(each.encoding),
-            *tables.cost_numbers(each)[4:6],
+            *tables.cost_numbers(each, results)[4:6],
             "",
         ]
         cells = zip(tables.cost(each, results), numbers, strict=True)
@@ -252,16 +252,20 @@ def about(results: Results) -> str:
     tasks = dict.fromkeys(f"{row.task}, version {row.version}" for row in rows)
     facts = {
         "task": "; ".join(tasks),
-        "protocol": plan.get("protocol") or listed(list(dict.fromkeys(row.protocol for row in rows))),
+        "protocol": listed(list(dict.fromkeys(row.protocol for row in rows if row.protocol not in BESIDE))),
         "training length": rows[0].train_length,
         "lengths": listed([f"{length:,}" for length in sorted({*plan.get("lengths", ())} or lengths(results))], 40),
         "encodings": "; ".join(results.encodings),
         "baseline": results.baseline or "none",
+        "significance": f"p < {results.significance:g}",
         "seeds": listed(list(map(str, results.seeds)), 40),
         "commit": listed(list(dict.fromkeys(row.commit for row in rows if row.commit)) or ["unknown"]),
     }
     # all other settings of the plan, as they are there
     others = {name: value for name, value in plan.items() if name not in (*facts, "command", "train_length", "format")}
+    for name in ("scored", "stride"):  # 0: as the protocol of the rows says
+        if not others.get(name):
+            others.pop(name, None)
     shown = facts | {name.replace("_", " "): value for name, value in others.items()}
     items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(fact))}</dd>" for name, fact in shown.items())
     return f"<section><h2>How it was run</h2><dl>{items}</dl><pre>{escape(plan['command'])}</pre></section>"

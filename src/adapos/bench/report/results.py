@@ -9,19 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from adapos.bench import rows
 from adapos.bench.report import statistics
-from adapos.bench.rows import Row
+from adapos.bench.rows import SIDE_BY_SIDE, Row
 from adapos.bench.saved import saved_plan
 
 LOWER = ("perplexity", "bits_per_byte")  # is better; all other measures are shares, from 0 to 1
-BESIDE = ("position", "adaptation", "training", "evaluation")  # protocols that measure no quality
+BESIDE = ("position", "adaptation", "training", "evaluation", SIDE_BY_SIDE)  # protocols that measure no quality
 COSTS = ("tokens_per_second", "peak_bytes", "seconds")
 NEAR = 0.01  # as good as the best, for the choice of the cheapest
+SIGNIFICANT = 0.05  # the greatest p of a difference that counts, unless the plan says another
 NEEDED = ("baseline", "size", "batch", "command")  # of a plan: no row says them
 
 
@@ -155,7 +157,8 @@ class Results:
 
     @property
     def significance(self) -> float:
-        return self.plan.get("significance", 0.05)
+        given = self.plan.get("significance")
+        return SIGNIFICANT if given is None else given
 
     @property
     def failed(self) -> list[Row]:
@@ -164,10 +167,12 @@ class Results:
     def of(self, metric: str, protocol: str) -> list[Row]:
         return [row for row in self.rows if row.metric == metric and row.protocol == protocol]
 
-    @property
-    def main(self) -> list[Comparison]:
-        """By the first measure of each task."""
-        return list({each.measure.task: each for each in reversed(self.comparisons)}.values())[::-1]
+    def main(self, protocol: str = "") -> list[Comparison]:
+        """By the first measure of each task, or by its first of a protocol where it was read by it."""
+        found: dict[str, Comparison] = {}
+        for each in sorted(self.comparisons, key=lambda each: way(each.measure) != protocol):
+            found.setdefault(each.measure.task, each)
+        return [each for each in self.comparisons if each in found.values()]
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
@@ -224,20 +229,35 @@ class Results:
             if encoding in last
         }
 
-    def cheapest(self, encodings: list[str]) -> str | None:
-        """The one that trains fastest; None where one of them was not timed."""
-        speeds = {encoding: self.speed(encoding) for encoding in encodings}
-        if not speeds or None in speeds.values():
-            return None
-        return max(encodings, key=lambda encoding: speeds[encoding] or 0.0)
+    @cached_property
+    def rounds(self) -> dict[str, dict[float, float]]:
+        """Tokens a second of each encoding in each round, where they were timed side by side."""
+        found: dict[str, dict[float, float]] = defaultdict(dict)
+        for row in self.of("tokens_per_second", SIDE_BY_SIDE):
+            found[row.encoding][row.marks["round"]] = row.value
+        return found
+
+    def faster(self, encoding: str, other: str) -> list[float]:
+        """How many times as fast, in each round that both were in."""
+        ours, theirs = self.rounds.get(encoding, {}), self.rounds.get(other, {})
+        return [speed / theirs[number] for number, speed in ours.items() if number in theirs]
+
+    def cheapest(self, encodings: list[str]) -> list[str]:
+        """Those that train fastest, all that no other beats in every round; none where one of them was not timed."""
+        if not encodings or not all(encoding in self.rounds for encoding in encodings):
+            return []
+        first = max(encodings, key=lambda encoding: self.speed(encoding) or 0.0)
+        return [encoding for encoding in encodings if min(self.faster(first, encoding)) <= 1]
 
     def spent(self, name: str) -> dict[str, float]:
         """One of the costs by encoding; none that was not measured."""
         means = {each.encoding: each.training[name].mean for each in self.costs.values() if name in each.training}
+        if name == "tokens_per_second":
+            means |= {encoding: median(speeds.values()) for encoding, speeds in self.rounds.items()}
         return {encoding: mean for encoding, mean in means.items() if mean > 0}
 
     def speed(self, encoding: str) -> float | None:
-        """Tokens a second in training."""
+        """Tokens a second in training: side by side, where that was measured."""
         return self.spent("tokens_per_second").get(encoding)
 
 
@@ -295,6 +315,6 @@ def current(found: list[Row]) -> list[Row]:
     return [row for row in found if latest[row.task, way(row)] == mark(row)]
 
 
-def way(row: Row) -> str:
+def way(row: Row | Measure) -> str:
     """`last` of `last 64 of 32 x 4096`"""
     return row.protocol.partition(" ")[0]

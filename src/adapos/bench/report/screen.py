@@ -13,9 +13,9 @@ from adapos.bench.report.results import Comparison, Results
 STYLES = {"better": "green", "worse": "red"}
 
 
-def shown(results: Results) -> RenderableType:
+def shown(results: Results, protocol: str = "") -> RenderableType:
     parts: list[RenderableType] = []
-    for comparison in results.main:
+    for comparison in results.main(protocol):
         parts.append(Text(words.title(comparison.measure), style="bold"))
         parts += [Text(line) for line in words.answers(comparison, results)]
         parts += [table(comparison), Text(words.caption(comparison, results), style="dim"), Text()]

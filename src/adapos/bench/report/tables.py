@@ -30,7 +30,10 @@ QUALITY = (
     *("diverged", "baseline", "pairs", "difference", "p", "p_holm", "verdict"),
 )
 COST = ("encoding", "parameters", "positional parameters", "tokens/s", "x baseline", "peak MiB", "seconds", "backend")
-COST_CAPTION = "Parameters, and what training cost: means over seeds."
+COST_CAPTION = (
+    "Parameters, and what training cost: means over seeds. Where encodings were timed side by side, tokens/s is the "
+    "median over rounds, and x baseline the median [least, most] of the ratios in each round."
+)
 COST_CSV = ("encoding", "parameters", "positional", "tokens_per_second", "peak_bytes", "seconds", "backend")
 
 
@@ -43,7 +46,7 @@ def files(results: Results) -> dict[str, str]:
         for ending, table, style in (("md", markdown, MARKDOWN), ("tex", latex, LATEX)):
             heads, lines = quality(comparison, style)
             found[f"{name}.{ending}"] = table(heads, lines, quality_caption(comparison, results))
-    found["cost.csv"] = as_csv(COST_CSV, [cost_numbers(each) for each in results.costs.values()])
+    found["cost.csv"] = as_csv(COST_CSV, [cost_numbers(each, results) for each in results.costs.values()])
     for ending, table, style in (("md", markdown, MARKDOWN), ("tex", latex, LATEX)):
         lines = [[style.text(cell) for cell in cost(each, results)] for each in results.costs.values()]
         found[f"cost.{ending}"] = table([style.text(head) for head in COST], lines, COST_CAPTION)
@@ -116,22 +119,22 @@ def quality_caption(comparison: Comparison, results: Results) -> str:
 
 
 def cost(cost: Cost, results: Results) -> list[str]:
-    speed, peak, seconds = (cost.training.get(name) for name in ("tokens_per_second", "peak_bytes", "seconds"))
-    against = results.speed(results.baseline) if results.baseline else None
+    peak, seconds = (cost.training.get(name) for name in ("peak_bytes", "seconds"))
+    speed = results.speed(cost.encoding)
     return [
         cost.encoding,
         f"{cost.parameters:,}",
         f"{cost.positional:,}",
-        number(speed.mean) if speed else words.NOTHING,
-        f"{number(speed.mean / against)}" if speed and against else words.NOTHING,
+        number(speed) if speed else words.NOTHING,
+        words.faster(cost.encoding, results),
         number(peak.mean / 2**20) if peak else words.NOTHING,
         number(seconds.mean) if seconds else words.NOTHING,
         cost.backend,
     ]
 
 
-def cost_numbers(cost: Cost) -> list[object]:
-    means = [cost.training[name].mean if name in cost.training else None for name in COST_CSV[3:6]]
+def cost_numbers(cost: Cost, results: Results) -> list[object]:
+    means = [results.spent(name).get(cost.encoding) for name in COST_CSV[3:6]]
     return [cost.encoding, cost.parameters, cost.positional, *means, cost.backend]
 
 

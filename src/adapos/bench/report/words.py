@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from itertools import groupby
+from statistics import median
 
 from adapos.bench.report import statistics
 from adapos.bench.report.results import NEAR, Comparison, Measure, Results, Score, Verdict
@@ -103,7 +104,7 @@ def answers(comparison: Comparison, results: Results) -> list[str]:
     return found
 
 
-def answer(comparison: Comparison, results: Results, lengths: list[int], best: list[str], cheapest: str | None) -> str:
+def answer(comparison: Comparison, results: Results, lengths: list[int], best: list[str], cheapest: list[str]) -> str:
     measure = comparison.measure
     if not best:
         return "every encoding diverged."
@@ -111,16 +112,32 @@ def answer(comparison: Comparison, results: Results, lengths: list[int], best: l
     if not measure.lower and max(means) == 0:
         return "no encoding gets any right."
     ends = list(dict.fromkeys(value(measure, x) for x in (means[0], means[-1])))
-    said = f"{listed(best, 4)} {'is' if len(best) == 1 else 'are equally'} {'best' if len(best) == 1 else 'good'}"
-    said += f" ({named(measure)} {' to '.join(ends)})"
-    if cheapest is None:
+    found = f"{named(measure)} {' to '.join(ends)}"
+    if len(comparison.encodings) == 1:
+        return f"{best[0]} has {found}."
+    said = f"{listed(best, 4)} {'is best' if len(best) == 1 else 'are equally good'} ({found})"
+    cheap = [encoding for encoding in best if encoding in cheapest]
+    if not cheapest:
         return f"{said}."
-    if cheapest in best:
-        if len(best) > 1:
-            return f"{said}, and {cheapest} is the cheapest of them."
-        return f"{said}, and none within {NEARLY} of it is cheaper."
-    faster = (results.speed(cheapest) or 0.0) / (results.speed(best[0]) or math.inf)
-    return f"{said}; the cheapest within {NEARLY} is {cheapest}, which trains {number(faster)} times as fast."
+    if len(best) == 1 and cheap:
+        return f"{said}, and none within {NEARLY} of it is measurably cheaper."
+    if cheap:
+        one = "is the cheapest" if len(cheap) == 1 else "are the cheapest"
+        rest = "none is measurably cheaper" if len(cheap) == len(best) else f"{listed(cheap, 4)} {one} of them"
+        return f"{said}, and {rest}."
+    times = [median(results.faster(encoding, best[0])) for encoding in cheapest]
+    are, train = ("is", "trains") if len(cheapest) == 1 else ("are", "train")
+    ends = list(dict.fromkeys(number(x) for x in (min(times), max(times))))
+    faster = f"{train} {' to '.join(ends)} times as fast"
+    return f"{said}; the cheapest within {NEARLY} {are} {listed(cheapest, 4)}, which {faster}."
+
+
+def faster(encoding: str, results: Results) -> str:
+    """'0.92 [0.88, 0.95]' of the baseline's speed."""
+    ratios = results.faster(encoding, results.baseline or "")
+    if encoding == results.baseline or not ratios:
+        return NOTHING
+    return f"{number(median(ratios))} [{number(min(ratios))}, {number(max(ratios))}]"
 
 
 def caution(results: Results) -> str:
@@ -130,7 +147,7 @@ def caution(results: Results) -> str:
         return f"Each encoding was trained {times}: differences may be chance, and only more seeds can tell."
     if results.baseline is None:
         return "No baseline was named, so no difference is tested."
-    verdicts = [each.word for comparison in results.main for each in comparison.verdicts.values()]
+    verdicts = [each.word for comparison in results.main() for each in comparison.verdicts.values()]
     if verdicts and not {"better", "worse"} & set(verdicts):
         return f"No difference from {results.baseline} is significant: the order may be chance."
     return ""
