@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from adapos import cli
-from adapos.bench import rows, speed, train
+from adapos.bench import evaluate, rows, speed, train
 from adapos.bench.report.results import load
 
 ADAPOS = Path(sys.executable).with_name("adapos")
@@ -111,6 +111,42 @@ def test_a_dry_run_says_what_it_will_take_and_writes_nothing(tmp_path: Path) -> 
     assert "2 encodings x 3 seeds" in out
     assert "in all, from a few steps run here; nothing was written" in out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_in_a_folder_says_what_is_there(tmp_path: Path) -> None:
+    compare(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    _, out, _ = compare(tmp_path, "--dry-run", encodings="rope, alibi")
+    assert f"2 of 3 trials in {tmp_path} are trained already" in " ".join(out.split())
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_another_protocol_is_shown_when_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("some words, and more of them. " * 400)
+    words = ["--task", "text", "--data", str(tmp_path / "text.txt"), "--scored", "4"]
+    _, first, _ = compare(tmp_path / "run", *words, encodings="rope")
+    assert "protocol 'last 4 of" in first
+    _, second, _ = run("evaluate", str(tmp_path / "run"), "--protocol", "blocks")
+    assert "protocol 'blocks of" in second
+    assert "protocol 'last" not in second
+
+
+def test_an_evaluation_that_is_stopped_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("train", "--encoding", "rope", "--lengths", "4,8", "--out", str(tmp_path), *TINY[:-2], *SHAPE)
+    read = evaluate.examined
+
+    def stopped(*given: object) -> object:
+        if given[3].length == 8:  # type: ignore[attr-defined]
+            os.kill(os.getpid(), signal.SIGINT)
+        return read(*given)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate, "examined", stopped)
+        code, _, err = run("evaluate", str(tmp_path))
+    assert (code, err.splitlines()[-1]) == (130, "stopped by SIGINT: run the same command again to go on")
+    assert {row.length for row in rows.read(tmp_path / "rows.jsonl") if row.protocol == "exam"} == {4}
+    assert run("evaluate", str(tmp_path))[0] == 0
+    assert {row.length for row in rows.read(tmp_path / "rows.jsonl") if row.protocol == "exam"} == {4, 8}
 
 
 @pytest.mark.slow

@@ -118,6 +118,20 @@ def test_a_folder_is_read_recursively_in_order_without_hidden_or_unknown_files(t
     assert read(tmp_path) == [(name, name.encode()) for name in ("a.txt", "a/b/c.py", "a/z.md", "b.txt")]
 
 
+def test_a_limit_cuts_the_last_document_between_characters(tmp_path: Path) -> None:
+    for name, text in (("a.txt", "abc"), ("b.txt", "d\N{SNOWMAN}e"), ("c.txt", "f")):
+        (tmp_path / name).write_text(text)
+
+    def read(limit: int) -> list[str]:
+        return [text.decode() for _, text in documents(str(tmp_path), limit=limit)]
+
+    assert read(0) == read(9) == ["abc", "d\N{SNOWMAN}e", "f"]
+    assert read(3) == ["abc"]
+    assert read(6) == ["abc", "d"]
+    assert read(7) == ["abc", "d\N{SNOWMAN}"]
+    assert len({fingerprint(str(tmp_path), limit=limit) for limit in (0, 3, 6)}) == 3
+
+
 def test_the_fingerprint_changes_with_names_contents_and_field_and_with_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     path = tmp_path / "one" / "a.txt"

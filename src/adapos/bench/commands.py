@@ -59,6 +59,7 @@ Data = Annotated[
 Field = Annotated[str | None, typer.Option(help="The field of JSON lines or tables that holds the text.")]
 Tokenizer = Annotated[str | None, typer.Option(help="bytes, or a Hugging Face tokenizer by name or path.")]
 Documents = Annotated[str | None, typer.Option(help="joined, or apart: whether texts see what stands before them.")]
+Limit = Annotated[int | None, typer.Option(help="Bytes of text to read at most; all unless given.")]
 Protocol = Annotated[
     str | None, typer.Option(help=f"How text is read: {', '.join(plans.PROTOCOLS)}; {Plan.protocol} unless given.")
 ]
@@ -122,6 +123,7 @@ def compare(
     field: Field = None,
     tokenizer: Tokenizer = None,
     documents: Documents = None,
+    limit: Limit = None,
     protocol: Protocol = None,
     scored: Scored = None,
     stride: Stride = None,
@@ -148,7 +150,7 @@ def compare(
         "encodings": None if encodings is None else read_specs(encodings),
         "lengths": None if lengths is None else read_lengths(lengths),
         "seeds": None if seeds is None else tuple(range(seeds)),
-        "task": described(task, plan, data=data, field=field, tokenizer=tokenizer, documents=documents),
+        "task": described(task, plan, data=data, field=field, tokenizer=tokenizer, documents=documents, limit=limit),
     }
     asked = planned(plan, given, {"encodings": "rope, alibi, kerple, kerple + dape, tape", "lengths": "128..1024"})
     setup = Setup(device, backend, accumulate, compiled, recomputed, every, keep, board, sharded)
@@ -224,6 +226,7 @@ def train_(
     field: Field = None,
     tokenizer: Tokenizer = None,
     documents: Documents = None,
+    limit: Limit = None,
     plan: PlanFile = None,
     device: Device = "cpu",
     backend: Backend = "auto",
@@ -241,7 +244,7 @@ def train_(
         "encodings": (" ".join(encoding.split()),),
         "seeds": (seed,),
         "lengths": None if lengths is None else read_lengths(lengths),
-        "task": described(task, plan, data=data, field=field, tokenizer=tokenizer, documents=documents),
+        "task": described(task, plan, data=data, field=field, tokenizer=tokenizer, documents=documents, limit=limit),
     }
     asked = planned(plan, given, {})
     (trial,) = asked.trials
@@ -334,7 +337,7 @@ def planned(path: Path | None, given: dict[str, Any], usual: dict[str, str]) -> 
     return Plan(**settings | {"command": shlex.join(["adapos", *sys.argv[1:]])})
 
 
-def described(task: str | None, path: Path | None, **given: str | None) -> str | None:
+def described(task: str | None, path: Path | None, **given: str | int | None) -> str | None:
     """The task's spec, with the flags that are parameters of it."""
     there = {name: value for name, value in given.items() if value is not None}
     if not there:

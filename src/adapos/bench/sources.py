@@ -25,29 +25,36 @@ ASIDE = ("site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"
 PIECE = 2**20  # bytes
 
 
-def documents(data: str, field: str = "text") -> Iterator[tuple[str, bytes]]:
+def documents(data: str, field: str = "text", limit: int = 0) -> Iterator[tuple[str, bytes]]:
     """The name and the UTF-8 text of each document, always in the same order; those without text are passed over.
 
     `data` is "stdlib", the path of a file or folder, or "hf:OWNER/NAME[/CONFIG][:SPLIT]". A file is one document, but
     each line of a .jsonl and each row of a .parquet or .arrow is one of its own, with its text under `field`. Of a
-    folder all files are read whose ending is known, but for hidden ones.
+    folder all files are read whose ending is known, but for hidden ones. `limit` is how many bytes of text are read at
+    most, 0 for all; the last document is cut there.
     """
     if data.startswith("hf:"):
         found = _rows_of_dataset(data, field)
     else:
         found = (document for name, path in _files(data) for document in _read(name, path, field))
-    empty = True
+    empty, left = True, limit
     for name, text in found:
+        last = bool(limit) and len(text) >= left
+        if last:  # in whole characters
+            text = text[:left].decode(errors="ignore").encode()
         if text:
             empty = False
             yield name, text
+        if last:
+            break
+        left -= len(text)
     if empty:
         raise ValueError(f"data must hold text, and {data} is empty; give more")
 
 
-def fingerprint(data: str, field: str = "text") -> str:
+def fingerprint(data: str, field: str = "text", limit: int = 0) -> str:
     """A hash of all that the documents are made from: names and contents of files, or the revision of a dataset."""
-    facts: list[Any] = [field]
+    facts: list[Any] = [field, limit] if limit else [field]
     if data.startswith("hf:"):
         facts += [*_dataset(data), _revision(data)]
     else:

@@ -88,9 +88,9 @@ class Store:
         return np.asarray(np.memmap(self.folder / name, self.meta["types"][name], "r"))
 
 
-def store(data: str, field: str, reader: Tokenizer) -> Store:
+def store(data: str, field: str, reader: Tokenizer, limit: int = 0) -> Store:
     """The tokens of a source (see `sources.documents`): from the cache if they are there, else made and kept there."""
-    source = fingerprint(data, field)
+    source = fingerprint(data, field, limit)
     key = hashlib.sha256(json.dumps([FORMAT, source, reader.fingerprint]).encode()).hexdigest()[:32]
     folder = cache() / "text" / key
     damaged = folder.exists()
@@ -103,7 +103,7 @@ def store(data: str, field: str, reader: Tokenizer) -> Store:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _sweep(folder.parent)
         with tempfile.TemporaryDirectory(prefix=f"{key}.", dir=folder.parent) as beside:
-            new = _made(Path(beside), data, field, reader, source)
+            new = _made(Path(beside), data, field, reader, limit, source)
             if damaged:
                 with suppress(FileNotFoundError):
                     folder.rename(Path(beside, "old"))
@@ -165,16 +165,16 @@ class _Index:
     widest: int  # of all tokens
 
 
-def _made(beside: Path, data: str, field: str, reader: Tokenizer, source: str) -> Path:
+def _made(beside: Path, data: str, field: str, reader: Tokenizer, limit: int, source: str) -> Path:
     """A new store in a folder of its own: first in the order of the source, then in that of the parts."""
     raw, folder = beside / "raw", beside / "new"
     raw.mkdir()
     folder.mkdir()
     types = {"tokens": np.min_scalar_type(reader.vocabulary - 1), "starts": np.dtype(np.int64)}
-    index = _tokenised(raw, documents(data, field), reader, types["tokens"])
+    index = _tokenised(raw, documents(data, field, limit), reader, types["tokens"])
     if not len(index.sizes):
         raise ValueError(f"data must give tokens, and the tokenizer {reader.name!r} makes none of {data}")
-    if fingerprint(data, field) != source:
+    if fingerprint(data, field, limit) != source:
         raise ValueError(f"{data} changed while it was read; run again when nothing writes to it")
     order, named, starts, borders = _arranged(index)
     starts.tofile(folder / "starts")
@@ -192,7 +192,7 @@ def _made(beside: Path, data: str, field: str, reader: Tokenizer, source: str) -
     )
     meta = {
         "format": FORMAT,
-        "source": {"data": data, "field": field, "fingerprint": source},
+        "source": {"data": data, "field": field, "limit": limit, "fingerprint": source},
         "tokenizer": {"name": reader.name, "fingerprint": reader.fingerprint, "vocabulary": reader.vocabulary},
         "types": {name: kind.newbyteorder("<").str for name, kind in types.items()},
         "parts": {name: {"tokens": held, "documents": each, "bytes": span} for name, held, each, span in parts},

@@ -31,25 +31,31 @@ class Text(Task):
     `data` is "stdlib" (the Python standard library's own sources), a file or folder, or a dataset given as
     "hf:OWNER/NAME[/CONFIG][:SPLIT]"; `field` names the text in rows of .jsonl, .parquet, .arrow and datasets. Documents
     are "joined" to one stream, whose windows begin and end anywhere, or kept "apart": then no token sees another
-    document or is asked for one.
+    document or is asked for one. `limit` is how many bytes of it are read at most, 0 for all.
     """
 
     metric = "perplexity"
     protocols = True
 
     def __init__(
-        self, data: str = "stdlib", field: str = "text", tokenizer: str = "bytes", documents: str = "joined"
+        self,
+        data: str = "stdlib",
+        field: str = "text",
+        tokenizer: str = "bytes",
+        documents: str = "joined",
+        limit: int = 0,
     ) -> None:
         for name, value in {"data": data, "field": field, "tokenizer": tokenizer}.items():
             if not isinstance(value, str) or not value:
                 raise ValueError(f"text: {name} must be a word in quotes, not {value!r}")
         one_of("text", "documents", documents, ("joined", "apart"))
-        self.data, self.field, self.tokenizer, self.documents = data, field, tokenizer, documents
+        at_least("text", "limit", limit, 0)
+        self.data, self.field, self.tokenizer, self.documents, self.limit = data, field, tokenizer, documents, limit
         self.reader = named(tokenizer)
 
     @cached_property
     def store(self) -> Store:
-        return store(self.data, self.field, self.reader)
+        return store(self.data, self.field, self.reader, self.limit)
 
     @cached_property
     def checksum(self) -> str:
