@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from adapos import registry, table
+from adapos import models, registry, table
 from adapos.bench import commands
 from adapos.console import in_a_sentence, ruled
 from adapos.contract import Report, check
@@ -37,6 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(commands.app)
+app.add_typer(models.app)
 
 
 class Dtype(StrEnum):

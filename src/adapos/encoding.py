@@ -97,6 +97,7 @@ class PositionalEncoding(nn.Module):
     promises = Promises()
 
     # what an encoding does, so that a composition that makes no sense is refused when it is built
+    adds = False  # begin adds to the embeddings
     renumbers = False  # begin replaces the ids
     rotates = False  # tokens turns queries and keys
     unturned = False  # pairs compares queries or keys with vectors of its own, which does not go with turned ones
@@ -178,6 +179,10 @@ class Compose(PositionalEncoding):
         return any(part.travels for part in self)
 
     @property
+    def adds(self) -> bool:  # type: ignore[override]
+        return any(part.adds for part in self)
+
+    @property
     def biases(self) -> bool:  # type: ignore[override]
         return any(part.biases for part in self)
 
@@ -219,3 +224,54 @@ class Compose(PositionalEncoding):
 
     def after_mlp(self, layer: int, x: Tensor, y: Tensor, state: Any) -> Any:
         return [part.after_mlp(layer, x, y, own) for part, own in zip(self, state, strict=True)]
+
+
+class Layered(PositionalEncoding):
+    """An encoding for each layer, by number into `parts`: layers that share a part share what it learns and carries."""
+
+    def __init__(self, parts: Sequence[PositionalEncoding], layers: Sequence[int]) -> None:
+        super().__init__(parts[0].shape)
+        if len(layers) != self.shape.layers:
+            raise ValueError(f"there are {self.shape.layers} layers and encodings for {len(layers)}; name one for each")
+        for part in parts:
+            if part.adds or part.renumbers:
+                raise ValueError(
+                    f"{part.name} acts before the first layer, on all of them; it cannot be the encoding of some"
+                )
+        self.parts, self.layers = nn.ModuleList(parts), tuple(layers)
+
+    def __iter__(self) -> Iterator[PositionalEncoding]:
+        return iter(self.parts)  # type: ignore[arg-type]
+
+    def _of(self, layer: int) -> PositionalEncoding:
+        return self.parts[self.layers[layer]]  # type: ignore[return-value]
+
+    @property
+    def promises(self) -> Promises:  # type: ignore[override]
+        first, *rest = [part.promises for part in self]
+        for promises in rest:
+            first = first & promises
+        return first
+
+    @property
+    def travels(self) -> bool:
+        return any(part.travels for part in self)
+
+    def begin(self, x: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Any]:
+        return x, pos, [part.begin(x, pos)[2] for part in self]
+
+    def tokens(self, layer: int, t: Tokens, pos: Tensor, state: Any) -> Tokens:
+        return self._of(layer).tokens(layer, t, pos, state[self.layers[layer]])
+
+    def pairs(self, layer: int, q: Tensor, keys: Keys, layout: Layout) -> Pairs:
+        return self._of(layer).pairs(layer, q, keys, layout)
+
+    def after_attention(self, layer: int, out: Tensor, state: Any) -> tuple[Tensor, Any]:
+        state, here = list(state), self.layers[layer]
+        out, state[here] = self._of(layer).after_attention(layer, out, state[here])
+        return out, state
+
+    def after_mlp(self, layer: int, x: Tensor, y: Tensor, state: Any) -> Any:
+        state, here = list(state), self.layers[layer]
+        state[here] = self._of(layer).after_mlp(layer, x, y, state[here])
+        return state

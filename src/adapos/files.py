@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +35,25 @@ def write(path: Path, content: str | bytes) -> None:
         raise ValueError(f"{path} cannot be written: {problem.strerror}") from None
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def folder_beside(path: Path) -> Iterator[Path]:
+    """A folder to fill, which is moved to its place when it is whole. One that holds something is left as it is."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{path} must be a new folder or an empty one, and holds something; choose another")
+    folder(path.parent)
+    beside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        yield beside
+        if path.exists():
+            path.rmdir()
+        beside.chmod(0o755)
+        beside.replace(path)
+    except OSError as problem:
+        raise ValueError(f"{path} cannot be written: {problem.strerror or problem}") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 @contextmanager

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from adapos.encoding import Compose, PositionalEncoding, Shape
+from adapos.encoding import Compose, Layered, PositionalEncoding, Shape
 
 REGISTRY: dict[str, type[PositionalEncoding]] = {}
 ALIASES: dict[str, str] = {}
@@ -65,6 +65,14 @@ def build(spec: str, shape: Shape) -> PositionalEncoding:
     return Compose(parts)
 
 
+def build_layers(specs: Sequence[str], shape: Shape) -> PositionalEncoding:
+    """An encoding for each layer; those of the same spec are one."""
+    if len(specs) != shape.layers:
+        raise ValueError(f"there are {shape.layers} layers and encodings for {len(specs)}; name one for each")
+    distinct = list(dict.fromkeys(specs))
+    return Layered([build(each, shape) for each in distinct], [distinct.index(each) for each in specs])
+
+
 def spec(encoding: PositionalEncoding) -> str:
     """The inverse of build: the shortest spec that makes such an encoding."""
     if isinstance(encoding, Compose):
@@ -83,6 +91,8 @@ def spec(encoding: PositionalEncoding) -> str:
 
 def label(encoding: PositionalEncoding) -> str:
     """What to call an encoding in a sentence: its spec, or its class where it has none."""
+    if isinstance(encoding, Layered):
+        return ", ".join(label(part) for part in encoding)
     named = all(
         REGISTRY.get(part.name) is type(part) for part in (encoding if isinstance(encoding, Compose) else [encoding])
     )

@@ -20,6 +20,7 @@ class Nope(PositionalEncoding):
 class Sinusoidal(PositionalEncoding):
     """x + [sin(p w), cos(p w)], w_m = 10000^(-2m / C)."""
 
+    adds = True
     promises = Promises(relative=False, because="sinusoids of the id are added to the embeddings")
 
     def begin(self, x: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Any]:
@@ -29,6 +30,8 @@ class Sinusoidal(PositionalEncoding):
 @register("learned")
 class Learned(PositionalEncoding):
     """x + table[p], for ids below `longest`."""
+
+    adds = True
 
     def __init__(self, shape: Shape, longest: int = 2048) -> None:
         super().__init__(shape)

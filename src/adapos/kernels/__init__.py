@@ -10,15 +10,15 @@ from torch import Tensor
 
 from adapos.kernels.call import Backend, Call
 from adapos.kernels.cpu import Native
-from adapos.kernels.reference import Reference
+from adapos.kernels.reference import Reference, attention
 from adapos.kernels.sdpa import Sdpa
 from adapos.kernels.tiled import Tiled
 from adapos.layout import Layout
-from adapos.pairs import Pairs
+from adapos.pairs import Pairs, wide
 
 BACKENDS: tuple[Backend, ...] = (Native(), Sdpa(), Tiled(), Reference())
 
-__all__ = ["BACKENDS", "Backend", "Call", "attend", "choose", "explain", "named", "ranked"]
+__all__ = ["BACKENDS", "Backend", "Call", "attend", "choose", "explain", "named", "ranked", "weights"]
 
 
 def attend(
@@ -39,6 +39,19 @@ def attend(
     """
     call = Call.checked(q, k, v, layout, pairs, scale, dropout)
     return choose(call, backend)(call)
+
+
+def weights(
+    q: Tensor,
+    k: Tensor,
+    layout: Layout,
+    pairs: Pairs = Pairs(),  # noqa: B008  (frozen)
+    *,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(pairs(scale q.k)), (B, H, T, S): quadratic in length, by the reference."""
+    call = Call.checked(q, k, k, layout, pairs, scale, 0.0).with_padding_zeroed()
+    return attention(wide(call.q) * call.scale, call.k, layout, pairs)
 
 
 def explain(

@@ -30,6 +30,11 @@ class Cache:
     def __len__(self) -> int:
         return self.length
 
+    @property
+    def plain(self) -> bool:
+        """Whether all tokens so far count 0, 1, 2... in one document a row."""
+        return self._plain
+
     def layout(
         self,
         batch: int,
@@ -137,6 +142,12 @@ class Cache:
         if self._pos is not None:
             self._pos = self._pos[:1].expand(len(rows), -1) if self._plain else self._pos[rows]
         self._doc = None if self._doc is None else self._doc[rows]
+
+    def repeat(self, times: int) -> None:
+        """Each row of the batch so many times, one after another."""
+        rows = next(iter(self._layers.values()), {}).get("k")
+        if rows is not None:
+            self.select(torch.arange(len(rows), device=rows.device).repeat_interleave(times))
 
     @property
     def bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,9 +63,9 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """logits = decoder(tokens), (B, T) -> (B, T, vocabulary).
 
-    `hidden` is the width of the MLP (8/3 of the width for swiglu, 4 times for gelu). All positional
-    parameters are under `encoding.*`. Where `recomputes` is set, the backward pass computes each block again
-    rather than keep what it computed.
+    `hidden` is the width of the MLP (8/3 of the width for swiglu, 4 times for gelu). Without a `head`, only what it
+    would read can be asked for. All positional parameters are under `encoding.*`. Where `recomputes` is set, the
+    backward pass computes each block again rather than keep what it computed.
     """
 
     recomputes = False
@@ -77,6 +78,7 @@ class Decoder(nn.Module):
         *,
         hidden: int | None = None,
         mlp: str = "swiglu",
+        head: bool = True,
         tied: bool = True,
         dropout: float = 0.0,
         backend: str = "auto",
@@ -96,13 +98,14 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(vocabulary, shape.width)
         self.blocks = nn.ModuleList(Block(shape, i, hidden, mlp, backend, dropout) for i in range(shape.layers))
         self.norm = nn.RMSNorm(shape.width, eps=1e-5)
-        self.head = nn.Linear(shape.width, vocabulary, bias=False)
+        if head:
+            self.head = nn.Linear(shape.width, vocabulary, bias=False)
         self.apply(self._start)
         for name, weight in self.named_parameters():
             # what is added to the stream shrinks with the number of additions
             if name.endswith(("attention.out.weight", "mlp.down.weight")):
                 nn.init.normal_(weight, std=0.02 / (2 * shape.layers) ** 0.5)
-        if tied:
+        if head and tied:
             self.head.weight = self.embedding.weight
         # last, so that encodings drawing more or fewer random numbers leave all other weights as they are
         self.encoding = build(encoding, shape) if isinstance(encoding, str) else encoding
@@ -141,10 +144,19 @@ class Decoder(nn.Module):
         window: int | None = None,
     ) -> Tensor:
         """What the head makes logits of, (B, T, width): for long texts logits take more memory than all else."""
-        layout = self.layout(tokens, pos, doc, cache, causal, window)
+        self.check(tokens, pos, doc)
+        layout = self.layout(tokens.shape, pos, doc, cache, causal, window)
+        return self.through(self.embedding(tokens.long()), layout, cache)
+
+    def through(
+        self, x: Tensor, layout: Layout, cache: Cache | None = None, seen: list[Tensor] | None = None
+    ) -> Tensor:
+        """From embeddings (B, T, width) to what the head reads. `seen` is given what enters each block."""
         allowed(self.encoding, layout, cache)
-        x, layout, state = begun(self.encoding, self.embedding(tokens.long()), layout)
+        x, layout, state = begun(self.encoding, x, layout)
         for block in self.blocks:
+            if seen is not None:
+                seen.append(x)
             if self.recomputes and torch.is_grad_enabled():
                 x, state = checkpoint(block, x, self.encoding, layout, state, cache, use_reentrant=False)
             else:
@@ -153,15 +165,8 @@ class Decoder(nn.Module):
             cache.commit(layout)
         return self.norm(x)
 
-    def layout(
-        self,
-        tokens: Tensor,
-        pos: Tensor | None,
-        doc: Tensor | None,
-        cache: Cache | None,
-        causal: bool,
-        window: int | None,
-    ) -> Layout:
+    def check(self, tokens: Tensor, pos: Tensor | None, doc: Tensor | None) -> None:
+        """Refuse what no embedding could read, with a better sentence than its own."""
         home = self.embedding.weight.device
         for name, ids in (("tokens", tokens), ("pos", pos), ("doc", doc)):
             if ids is not None and not isinstance(ids, Tensor):
@@ -182,15 +187,26 @@ class Decoder(nn.Module):
         for name, ids in (("pos", pos), ("doc", doc)):
             if ids is not None and ids.shape != tokens.shape:
                 raise ValueError(f"{name} must have the shape of tokens, {tuple(tokens.shape)}, not {tuple(ids.shape)}")
-        batch, length = tokens.shape
+
+    def layout(
+        self,
+        shape: Sequence[int],
+        pos: Tensor | None = None,
+        doc: Tensor | None = None,
+        cache: Cache | None = None,
+        causal: bool = True,
+        window: int | None = None,
+    ) -> Layout:
+        """Where tokens of shape (B, T) are."""
+        (batch, length), device = shape, self.embedding.weight.device
         if cache is not None:
             if not causal:
                 raise ValueError(
                     "a cache is for causal attention: with causal=False earlier tokens would see later ones"
                 )
-            return cache.layout(batch, length, pos, doc, device=tokens.device, window=window)
+            return cache.layout(batch, length, pos, doc, device=device, window=window)
         if pos is None and doc is None:
-            return Layout.dense(batch, length, device=tokens.device, causal=causal, window=window)
+            return Layout.dense(batch, length, device=device, causal=causal, window=window)
         if pos is None:
             assert doc is not None
             pos = count(doc)

@@ -8,14 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from adapos.encoding import Keys, PositionalEncoding, Shape, Tokens
-from adapos.kernels import attend
+from adapos.kernels import attend, weights
 from adapos.layout import Layout
 from adapos.model.cache import Cache
 from adapos.registry import build, label
 
 
 class Attention(nn.Module):
-    """Projections, the encoding's hooks in their order, attention. `index` is the layer's number."""
+    """Projections, the encoding's hooks in their order, attention. `index` is the layer's number.
+
+    Where `watched` is a list, attention runs through the reference, and its weights (B, H, T, S) are put there.
+    """
+
+    watched: list[Tensor] | None = None
 
     def __init__(self, shape: Shape, index: int, backend: str = "auto", dropout: float = 0.0) -> None:
         super().__init__()
@@ -38,7 +43,10 @@ class Attention(nn.Module):
             t = encoding.tokens(self.index, Tokens(x, q, k, v), layout.q_pos, state)
             keys = Keys(t.k, t.v, t.extra) if cache is None else cache.append(self.index, t)
             pairs = encoding.pairs(self.index, t.q, keys, layout)
-            out = attend(t.q, keys.k, keys.v, layout, pairs, dropout=dropout, backend=self.backend)
+            backend = self.backend if self.watched is None else "reference"
+            out = attend(t.q, keys.k, keys.v, layout, pairs, dropout=dropout, backend=backend)
+            if self.watched is not None:
+                self.watched.append(weights(t.q, keys.k, layout, pairs))
             out, state = encoding.after_attention(self.index, out, state)
         return self.out(out.transpose(1, 2).flatten(2)), state
 

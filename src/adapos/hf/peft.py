@@ -1,0 +1,159 @@
+"""Positions as an adapter: a PEFT method that trains an encoding inside a pretrained model, and with it norms,
+embeddings or low-rank updates if they are asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
+from peft.tuners.lora import LoraConfig, LoraModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import PeftType, register_peft_method
+from torch import Tensor, nn
+
+from adapos.encoding import PositionalEncoding
+from adapos.hf.convert import checked
+from adapos.hf.loading import listed
+from adapos.hf.travel import Positions, fitting, place, remove
+from adapos.registry import parse
+
+METHOD = "adapos"
+ROTARY = "rotary_emb"
+NORMS = ("input_layernorm", "post_attention_layernorm", "norm", "q_norm", "k_norm")
+EMBEDDINGS = ("embed_tokens", "lm_head")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def _known() -> PeftType:
+    """PEFT lists its methods in an enumeration, and has no way to add one but this."""
+    name = METHOD.upper()
+    if name not in PeftType.__members__:
+        member = str.__new__(PeftType, name)
+        member._name_, member._value_ = name, name
+        PeftType._member_map_[name] = PeftType._value2member_map_[name] = member
+        PeftType._member_names_.append(name)
+    return PeftType[name]
+
+
+KIND = _known()
+
+
+@dataclass
+class AdaposPeftConfig(LoraConfig):
+    """`encoding` is put into the model and trained; so are its norms or embeddings, if they are asked for.
+
+    With `r` above 0, low-rank updates (LoRA) are trained beside it, on the projections of attention unless
+    `target_modules` names others; all parameters of LoraConfig say how.
+    """
+
+    encoding: str = "tape"
+    train_norms: bool = False
+    train_embeddings: bool = False
+    r: int = 0
+
+    def __post_init__(self) -> None:
+        parse(self.encoding)
+        named = self.target_modules
+        if isinstance(named, str):
+            raise ValueError(f"target_modules must be a list of names beside {ROTARY!r}, not the pattern {named!r}")
+        if named and not self.r and set(named) != {ROTARY}:
+            raise ValueError(
+                f"target_modules ({sorted(named)}) are for low-rank updates; give their rank too, such as r=8"
+            )
+        targets = {*(named or PROJECTIONS)} if self.r else set()
+        saved = {*(self.modules_to_save or ())}
+        saved |= {*(NORMS if self.train_norms else ())} | {*(EMBEDDINGS if self.train_embeddings else ())}
+        self.target_modules, self.modules_to_save = {*targets, ROTARY}, sorted(saved) or None
+        super().__post_init__()
+        self.peft_type = KIND
+
+
+class AdaposLayer(Positions, BaseTunerLayer):
+    """The encodings of all adapters, of which one is at work."""
+
+    adapter_layer_names = ("adapos_encoding",)
+
+    def __init__(self, rotary: nn.Module) -> None:
+        super().__init__(rotary)
+        self.adapos_encoding = nn.ModuleDict()
+        self.merged_adapters: list[str] = []
+
+    @property
+    def encoding(self) -> PositionalEncoding | None:
+        if self.disable_adapters:
+            return None
+        active = [name for name in self.active_adapters if name in self.adapos_encoding]
+        if len(active) > 1:
+            raise ValueError(
+                f"the adapters {', '.join(active)} each bring an encoding, and a model has one; activate one"
+            )
+        encoding: Any = self.adapos_encoding[active[0]] if active else None
+        return encoding
+
+
+class AdaposTuner(LoraModel):
+    """Puts encodings where PEFT finds a rotary embedding, and low-rank updates elsewhere."""
+
+    prefix = f"{METHOD}_"
+    tuner_layer_cls = BaseTunerLayer
+
+    def _create_and_replace(
+        self, config: Any, adapter_name: str, target: Any, target_name: str, parent: Any, *rest: Any, **named: Any
+    ) -> None:
+        if target_name != ROTARY:
+            super()._create_and_replace(config, adapter_name, target, target_name, parent, *rest, **named)
+            return
+        if not isinstance(target, AdaposLayer):
+            family = checked(self.model)
+            target = AdaposLayer(target)
+            place(parent, target)
+            parent.__class__ = family.new_model
+        target.adapos_encoding[adapter_name] = fitting(parent, config.encoding)
+        target.set_adapter(self.active_adapters)
+
+    def _unload_and_optionally_merge(self, merge: bool = True, *given: Any, **named: Any) -> Any:
+        body = next(module for module in self.model.modules() if isinstance(getattr(module, ROTARY, None), AdaposLayer))
+        encoding = body.rotary_emb.encoding
+        if merge and encoding is not None:
+            raise ValueError(
+                "an encoding cannot be merged into the weights of another; save the adapter, or convert the model with "
+                "adapos.hf.convert"
+            )
+        remove(body)
+        body.__class__ = type(body).__bases__[1]
+        return super()._unload_and_optionally_merge(merge, *given, **named)
+
+    @classmethod
+    def _remap_adapter_state_dict_for_load(
+        cls, model: nn.Module, config: Any, adapter_name: str, state_dict: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """For the model's own names; an adapter of another model is refused here, for torch would say it in pages."""
+        found = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
+        there = dict(model.named_parameters())
+        wanted = {name for name in there if f".adapos_encoding.{adapter_name}." in name}
+        odd = sorted(name for name, x in found.items() if name not in there or there[name].shape != x.shape)
+        odd += sorted(wanted - found.keys())
+        if odd:
+            raise ValueError(
+                f"the adapter is of another model: {listed(odd)} {'is' if len(odd) == 1 else 'are'} missing or of "
+                f"another shape; load it onto {config.base_model_name_or_path or 'the model that it was trained on'}"
+            )
+        return found
+
+    @classmethod
+    def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
+        before, found, after = key.partition(f".adapos_encoding.{adapter_name}.")
+        return (
+            f"{before}.adapos_encoding.{after}" if found else super()._remove_adapter_name_from_key(key, adapter_name)
+        )
+
+
+def offer() -> None:
+    """Make the method known to PEFT."""
+    if KIND not in PEFT_TYPE_TO_TUNER_MAPPING:
+        register_peft_method(name=METHOD, config_cls=AdaposPeftConfig, model_cls=AdaposTuner)
+
+
+offer()

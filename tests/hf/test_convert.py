@@ -1,0 +1,167 @@
+"""Encodings put into pretrained models: the same at first, and all that models do goes on working."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import adapos.hf as hf
+from hf import small
+
+EXACT = ("tape", "rope + dape(zero=True)", "rope")
+OTHERS = ("alibi", "kerple + dape", "tape(form='additive')", "rope + fox", "nope")
+
+
+@pytest.mark.parametrize("family", small.FAMILIES)
+@pytest.mark.parametrize("encoding", EXACT)
+def test_a_converted_model_starts_as_what_it_was_and_learns(family: str, encoding: str) -> None:
+    base, (tokens, mask) = small.model(family), small.texts()
+    model = hf.convert(copy.deepcopy(base), encoding)
+    with torch.no_grad():
+        for seen in (None, mask):
+            apart = model(tokens, attention_mask=seen).logits - base(tokens, attention_mask=seen).logits
+            assert float(apart.mul(mask[..., None]).abs().max()) < 1e-6
+    model.train()
+    model(tokens, labels=tokens).loss.backward()
+    learned = [x for name, x in model.named_parameters() if "encoding" in name]
+    assert bool(learned) == (encoding != "rope")
+    # what starts at zero moves first; the rest follows
+    assert all(x.grad is not None for x in learned)
+    assert not learned or any(bool(x.grad.abs().max() > 0) for x in learned)
+
+
+@pytest.mark.parametrize("family", small.FAMILIES)
+@pytest.mark.parametrize("encoding", [*EXACT, *OTHERS])
+def test_a_converted_model_is_saved_loaded_and_generates_with_a_cache_as_without(
+    tmp_path: Path, family: str, encoding: str
+) -> None:
+    model, (tokens, mask) = hf.convert(small.model(family), encoding), small.texts()
+    small.shake(model)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert type(again) is type(model)
+    with torch.no_grad():
+        assert torch.equal(model(tokens).logits, again(tokens).logits)
+    for more in ({}, {"num_beams": 3}):
+        how = {"attention_mask": mask, "max_new_tokens": 9, "do_sample": False, "pad_token_id": 0} | more
+        assert torch.equal(again.generate(tokens, **how), again.generate(tokens, **how, use_cache=False))
+
+
+@pytest.mark.parametrize("encoding", ["tape", "rope + dape"])
+def test_activations_computed_again_give_the_same_gradients(encoding: str) -> None:
+    model, (tokens, _) = hf.convert(small.model("llama"), encoding), small.texts()
+    small.shake(model)
+    model.train()
+    found = []
+    for again in (False, True):
+        model.gradient_checkpointing_enable() if again else model.gradient_checkpointing_disable()
+        model.zero_grad()
+        model(tokens, labels=tokens).loss.backward()
+        found.append({name: x.grad.clone() for name, x in model.named_parameters()})
+    for name, grad in found[0].items():
+        assert torch.allclose(grad, found[1][name], atol=1e-6), name
+
+
+def test_checkpointing_that_would_lose_gradients_is_refused() -> None:
+    model, (tokens, _) = hf.convert(small.model("llama"), "tape"), small.texts()
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(ValueError, match="travels from layer to layer, and reentrant checkpointing loses its gradient"):
+        model(tokens)
+
+
+def test_packed_texts_do_not_see_one_another() -> None:
+    model, (tokens, _) = hf.convert(small.model("qwen2"), "tape"), small.texts()
+    small.shake(model)
+    pos = torch.cat([torch.arange(9), torch.arange(8)])[None]
+    with torch.no_grad():
+        packed = model(tokens, position_ids=pos, use_cache=False).logits
+        apart = torch.cat([model(tokens[:, :9]).logits, model(tokens[:, 9:]).logits], dim=1)
+    assert torch.allclose(packed, apart, atol=1e-5)
+
+
+def test_a_setting_of_the_models_angles_changes_what_it_says() -> None:
+    tokens, _ = small.texts()
+    said = []
+    for theta in (5000.0, 50.0):
+        model = hf.convert(small.model("llama", rope_parameters={"rope_type": "default", "rope_theta": theta}), "tape")
+        with torch.no_grad():
+            said.append(model(tokens).logits)
+    assert not torch.allclose(*said, atol=1e-4)
+
+
+def test_angles_of_the_spec_come_before_those_of_the_model() -> None:
+    tokens, _ = small.texts()
+    with torch.no_grad():
+        theirs = small.model("llama", rope_parameters={"rope_type": "default", "rope_theta": 77.0})(tokens).logits
+        ours = hf.convert(small.model("llama"), "rope(base=77.0)")(tokens).logits
+    assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_attentions_and_hidden_states_are_given() -> None:
+    base, (tokens, _) = small.model("llama", attn_implementation="eager"), small.texts()
+    model = hf.convert(copy.deepcopy(base), "tape")
+    with torch.no_grad():
+        ours, theirs = (each(tokens, output_attentions=True, output_hidden_states=True) for each in (model, base))
+    for a, b in zip(ours.attentions, theirs.attentions, strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+    for a, b in zip(ours.hidden_states, theirs.hidden_states, strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_half_precision_keeps_positions_in_single(tmp_path: Path) -> None:
+    model = hf.convert(small.model("llama"), "tape")
+    model.save_pretrained(tmp_path)
+    half = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert {x.dtype for name, x in half.named_parameters() if "encoding" in name} == {torch.float32}
+    tokens, _ = small.texts()
+    with torch.no_grad():
+        assert torch.allclose(half(tokens).logits.float(), model(tokens).logits, atol=0.05)
+
+
+@pytest.mark.slow
+def test_a_converted_model_compiles() -> None:
+    model, (tokens, _) = hf.convert(small.model("llama"), "tape"), small.texts()
+    small.shake(model)
+    with torch.no_grad():
+        assert torch.allclose(torch.compile(model)(tokens).logits, model(tokens).logits, atol=1e-5)
+
+
+def gpt2() -> Any:
+    config = transformers.GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def phi3() -> Any:
+    return transformers.Phi3ForCausalLM(transformers.Phi3Config(**small.SIZES, pad_token_id=0))
+
+
+@pytest.mark.parametrize(
+    ("make", "encoding", "sentence"),
+    [
+        (lambda: hf.convert(small.model("llama"), "tape"), "rope", "has the encoding 'tape' already"),
+        (gpt2, "tape", "GPT2LMHeadModel cannot be converted: it has no list of layers under `model.layers`; adapos"),
+        (phi3, "tape", r"Phi3ForCausalLM cannot be converted: its attention \(Phi3Attention\) has no q_proj"),
+        (lambda: torch.nn.Linear(2, 2), "tape", "convert takes a model of transformers, not a Linear"),
+        (lambda: small.model("llama"), "learned", "'learned' adds to the embeddings"),
+        (lambda: small.model("llama"), "taep", "no encoding is called 'taep'; did you mean 'tape'?"),
+    ],
+)
+def test_what_cannot_be_converted_says_why(make: Any, encoding: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        hf.convert(make(), encoding)
+
+
+def test_a_conversion_that_is_refused_leaves_the_model_as_it_was() -> None:
+    model, (tokens, _) = small.model("llama"), small.texts()
+    with torch.no_grad():
+        before = model(tokens).logits
+        with pytest.raises(ValueError, match="adds to the embeddings"):
+            hf.convert(model, "sinusoidal")
+        assert torch.equal(model(tokens).logits, before)
+    assert type(model) is transformers.LlamaForCausalLM

@@ -1,0 +1,104 @@
+"""Positions as an adapter of PEFT."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+peft = pytest.importorskip("peft")
+
+import adapos.hf  # noqa: E402, F401
+from adapos.hf.peft import AdaposPeftConfig  # noqa: E402
+from hf import small  # noqa: E402
+
+KINDS: list[dict[str, Any]] = [
+    {"encoding": "tape"},
+    {"encoding": "rope + dape(zero=True)", "train_norms": True},
+    {"encoding": "tape", "r": 4, "train_embeddings": True},
+]
+
+
+def trained(base: Any, **given: Any) -> Any:
+    tokens, _ = small.texts()
+    model = peft.get_peft_model(copy.deepcopy(base), AdaposPeftConfig(**given))
+    optimizer = torch.optim.AdamW([x for x in model.parameters() if x.requires_grad], lr=1e-2)
+    model.train()
+    for _ in range(4):
+        model(tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+@pytest.mark.parametrize("given", KINDS, ids=str)
+def test_only_what_is_asked_for_is_trained_and_saved_and_loads_onto_the_model(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    base, (tokens, mask) = small.model("llama"), small.texts()
+    model = trained(base, **given)
+    there = dict(base.named_parameters())
+    kinds = set()
+    for name, x in model.named_parameters():
+        if x.requires_grad:
+            kinds |= {kind for kind in ("adapos_encoding", "norm", "embed", "lm_head", "lora_") if kind in name}
+        else:
+            plain = name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".original_module", "")
+            assert torch.equal(x, there[plain]), name
+    expected = {"adapos_encoding"} | ({"norm"} if given.get("train_norms") else set())
+    expected |= ({"lora_"} if given.get("r") else set()) | (
+        {"embed", "lm_head"} if given.get("train_embeddings") else set()
+    )
+    assert kinds == expected
+    model.save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+    with torch.no_grad():
+        found = model(tokens).logits
+        assert not torch.allclose(found, base(tokens).logits, atol=1e-4)
+        for name in ("default", "another"):
+            again = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path, adapter_name=name).eval()
+            assert torch.equal(again(tokens).logits, found)
+        with model.disable_adapter():
+            assert torch.allclose(model(tokens).logits, base(tokens).logits, atol=1e-6)
+        assert torch.equal(model(tokens).logits, found)
+    how = {"attention_mask": mask, "max_new_tokens": 9, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(model.generate(tokens, **how), model.generate(tokens, **how, use_cache=False))
+
+
+def test_an_adapter_that_is_unloaded_leaves_the_model_as_it_was() -> None:
+    base, (tokens, _) = small.model("qwen3"), small.texts()
+    left = trained(base, encoding="tape").unload()
+    assert type(left.model) is transformers.Qwen3Model
+    with torch.no_grad():
+        assert torch.equal(left(tokens).logits, base(tokens).logits)
+    with pytest.raises(ValueError, match="an encoding cannot be merged into the weights of another"):
+        trained(base, encoding="tape").merge_and_unload()
+
+
+def test_an_adapter_of_another_model_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    trained(small.model("llama"), encoding="tape").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"the adapter is of another model: .*w_1"):
+        peft.PeftModel.from_pretrained(small.model("llama", num_attention_heads=8), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"encoding": "tape +"}, "the spec 'tape \\+' does not parse"),
+        ({"target_modules": ["q_proj"]}, "are for low-rank updates; give their rank too, such as r=8"),
+        ({"target_modules": ".*proj"}, "target_modules must be a list of names"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        AdaposPeftConfig(**given)
+
+
+def test_a_family_that_cannot_be_converted_is_refused() -> None:
+    model = transformers.Phi3ForCausalLM(transformers.Phi3Config(**small.SIZES, pad_token_id=0))
+    with pytest.raises(ValueError, match="Phi3ForCausalLM cannot be converted: its attention"):
+        peft.get_peft_model(model, AdaposPeftConfig())
