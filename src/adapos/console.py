@@ -30,6 +30,10 @@ def in_a_sentence(command: Callable[P, R]) -> Callable[P, R]:
         except OSError as problem:  # a full disk, a folder that went away
             where = f" ({problem.filename})" if problem.filename else ""
             refuse(f"{problem.strerror or problem}{where}")
+        except (MemoryError, RuntimeError) as problem:
+            if isinstance(problem, RuntimeError) and "memory" not in str(problem):
+                raise
+            refuse(f"there is not memory enough for this ({str(problem) or 'none left'}); ask for less")
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 

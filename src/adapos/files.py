@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 
 def folder(path: Path) -> None:
@@ -34,7 +36,21 @@ def write(path: Path, content: str | bytes) -> None:
     except OSError as problem:
         raise ValueError(f"{path} cannot be written: {problem.strerror}") from None
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+
+
+def read(path: Path, *names: str) -> dict[str, Any]:
+    """The JSON of a file, which must hold these names."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise ValueError(f"{path} is damaged: {problem}") from None
+    missing = [name for name in names if not isinstance(held, dict) or name not in held]
+    if missing:
+        raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}")
+    found: dict[str, Any] = held
+    return found
 
 
 @contextmanager
@@ -56,6 +72,10 @@ def folder_beside(path: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+class Taken(ValueError):
+    """Another process holds what is asked for."""
+
+
 @contextmanager
 def locked(path: Path, taken: str | None = None) -> Iterator[None]:
     """Held by one process at a time, and let go of by the system when that ends. Others wait, or are told `taken`."""
@@ -64,5 +84,5 @@ def locked(path: Path, taken: str | None = None) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if taken else 0))
         except BlockingIOError:
-            raise ValueError(taken) from None
+            raise Taken(taken) from None
         yield

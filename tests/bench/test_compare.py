@@ -149,6 +149,100 @@ def test_an_evaluation_that_is_stopped_says_how_to_go_on(tmp_path: Path, monkeyp
     assert {row.length for row in rows.read(tmp_path / "rows.jsonl") if row.protocol == "exam"} == {4, 8}
 
 
+def test_a_way_of_reading_that_was_there_before_is_shown_again_when_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("some words, and more of them. " * 400)
+    words = ["--task", "text", "--data", str(tmp_path / "text.txt"), "--scored", "4"]
+    folder = tmp_path / "run"
+    _, first, _ = compare(folder, *words, encodings="rope")
+    _, second, _ = run("evaluate", str(folder), "--examples", "2")
+    assert "protocol 'last 4 of 2 x 8'" in second
+    assert not list((folder / "tables").glob("*4-of-4-x-8*"))
+    assert "protocol 'last 4 of 4 x 8'" in first
+    for again in (compare(folder, *words, encodings="rope"), run("evaluate", str(folder))):
+        assert "protocol 'last 4 of 4 x 8'" in again[1]
+    assert run("report", str(folder))[1].startswith("text")
+
+
+def test_training_alone_adds_to_a_folder_however_it_is_read(tmp_path: Path) -> None:
+    compare(tmp_path, encodings="rope")
+    code, _, err = run("train", "--encoding", "alibi", "--lengths", "4,8", "--out", str(tmp_path), *TINY[:-2], *SHAPE)
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--dtype", "float16"], "float16 needs the scaled gradients of cuda"),
+        (["--protocol", "sliding"], "protocol says how text is read, and copy is scored by exams; leave it out"),
+        (["--stride", "2"], "stride says how text is read, and copy is scored by exams"),
+        (["--task", "text", "--stride", "2"], "stride is of the protocol 'sliding', and it is 'last'"),
+        (["--task", "text", "--protocol", "blocks", "--scored", "2"], "scored is of the protocol 'last', and it is"),
+        (["--dropout", "1"], "plan: dropout must be below 1"),
+    ],
+)
+def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, words: list[str], sentence: str) -> None:
+    code, _, err = compare(tmp_path / "run", *words, encodings="rope")
+    assert code == 2
+    assert sentence in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_evaluation_that_is_refused_leaves_the_plan_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("some words, and more of them. " * 400)
+    words = ["--task", "text", "--data", str(tmp_path / "text.txt")]
+    compare(tmp_path / "run", *words, encodings="rope")
+    before = (tmp_path / "run" / "plan.json").read_bytes()
+    code, _, err = run("evaluate", str(tmp_path / "run"), "--protocol", "blocks", "--lengths", "6")
+    assert code == 2
+    assert "only where each divides the longest" in err
+    assert (tmp_path / "run" / "plan.json").read_bytes() == before
+
+
+def test_a_plan_may_name_the_data_and_no_plan_is_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("some words, and more of them. " * 400)
+    plan = tmp_path / "plan.toml"
+    plan.write_text(f'data = "{tmp_path / "text.txt"}"\nencodings = "rope"\nlengths = "4,8"\nsteps = 2\nbatch = 2\n')
+    words = ["--train-length", "4", "--examples", "2", *SHAPE]
+    code, _, err = run("compare", "--plan", str(plan), "--out", str(tmp_path / "run"), *words)
+    assert code == 0, err
+    assert "text.txt" in json.loads((tmp_path / "run" / "plan.json").read_text())["task"]
+    for content in ("{}", "[]", "null", "5"):
+        (tmp_path / "run" / "plan.json").write_text(content)
+        for command in ("report", "evaluate"):
+            code, _, err = run(command, str(tmp_path / "run"))
+            assert (code, len(err.strip().splitlines())) == (2, 1)
+
+
+def test_a_long_path_of_data_has_a_report(tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 120) / ("b" * 120)
+    folder.mkdir(parents=True)
+    (folder / "text.txt").write_text("some words, and more of them. " * 400)
+    code, _, err = compare(tmp_path / "run", "--task", "text", "--data", str(folder / "text.txt"), encodings="rope")
+    assert code == 0, err
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_workers_whose_parent_is_killed_save_and_end(tmp_path: Path) -> None:
+    words = ["--encodings", "rope, alibi", "--lengths", "4,8", *TINY, *SHAPE, "--steps", "100000"]
+    command = [ADAPOS, "compare", *words, "--workers", "2", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    while len(list(tmp_path.glob("trials/*/log.jsonl"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    # while they run, another command waits for nothing and fails no trial
+    busy = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert busy.returncode == 2, busy.stderr
+    assert "is being trained by another process" in busy.stderr
+    assert not (tmp_path / "rows.jsonl").exists()
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("trials/*/checkpoints/0*"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 @pytest.mark.slow
 def test_workers_side_by_side_give_the_same_rows(tmp_path: Path) -> None:
     compare(tmp_path / "one")

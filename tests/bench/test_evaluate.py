@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def trained(asked: Plan, folder: Path) -> Path:
 
 
 def rows_of(asked: Plan, folder: Path) -> list[Row]:
-    return [row for found in evaluate.evaluate(trained(asked, folder), asked, set()) for row in found]
+    return [row for found in evaluate.evaluate(trained(asked, folder), asked, {}) for row in found]
 
 
 def losses(model: Decoder, tokens: np.ndarray) -> np.ndarray:
@@ -140,7 +141,7 @@ def test_the_loss_by_position_is_that_of_one_pass(tmp_path: Path, data: str) -> 
 def test_rows_that_are_there_are_not_made_again(tmp_path: Path, data: str) -> None:
     asked = plan(data)
     first = rows_of(asked, tmp_path)
-    have = {row.key for row in first if row.length != 16}
+    have = {row.key: row for row in first if row.length != 16}
     again = [row for found in evaluate.evaluate(tmp_path, asked, have) for row in found]
     assert {row.length for row in again} == {16}
     assert {(row.metric, row.value) for row in again} == {(row.metric, row.value) for row in first if row.length == 16}
@@ -163,7 +164,7 @@ def test_a_length_that_an_encoding_cannot_read_is_a_row_with_the_reason(tmp_path
     rows = rows_of(plan(data, encodings=("learned(longest=16)",)), tmp_path)
     (failed,) = [row for row in rows if row.metric == "failed"]
     assert failed.length == 40
-    assert "takes ids below 16" in failed.note
+    assert "learned: position 39 is past the table of 16" in failed.note
     assert {row.length for row in rows if row.metric == "perplexity"} == {8, 16}
 
 
@@ -215,7 +216,7 @@ def test_exams_are_the_same_for_every_trial_and_scored_at_every_length(tmp_path:
         patch.setattr(evaluate, "exam", lambda *words: seen.append((made(*words)).tokens.tobytes()) or made(*words))  # type: ignore[func-returns-value]
         for trial in asked.trials:
             train.train(trial, tmp_path / trial.name)
-            for rows in evaluate.evaluate(tmp_path / trial.name, asked, set()):
+            for rows in evaluate.evaluate(tmp_path / trial.name, asked, {}):
                 found += rows
     assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
     assert {row.length for row in found} == {2, 3}
@@ -251,3 +252,25 @@ def test_a_failed_trial_is_a_row_with_the_reason() -> None:
     (trial,) = Plan(encodings=("rope",), task="copy", **TINY).trials  # type: ignore[arg-type]
     row = evaluate.of_failure(trial, tasks.build("copy"), "the loss is nan at step 3", "here")
     assert (row.metric, row.value, row.note) == ("failed", 1.0, "the loss is nan at step 3")
+
+
+def test_another_number_of_exams_is_another_exam(tmp_path: Path) -> None:
+    asked = plan("", encodings=("rope",), task="copy", lengths=(4,), examples=5)
+    (trial,) = asked.trials
+    train.train(trial, tmp_path)
+    have = {row.key: row for rows in evaluate.evaluate(tmp_path, asked, {}) for row in rows}
+    assert not list(evaluate.evaluate(tmp_path, asked, have))
+    again = [row for rows in evaluate.evaluate(tmp_path, replace(asked, examples=7), have) for row in rows]
+    assert {row.n for row in again} == {7}
+    assert {row.key for row in again} == set(have)
+
+
+def test_a_failure_is_taken_back_where_the_rows_are_there(tmp_path: Path, data: str) -> None:
+    asked = plan(data)
+    have = {row.key: row for row in rows_of(asked, tmp_path)}
+    one = next(iter(have.values()))
+    failed = replace(one, protocol="evaluation", metric="failed", value=1.0, length=asked.lengths[0], marks={})
+    (taken_back,) = [row for rows in evaluate.evaluate(tmp_path, asked, have | {failed.key: failed}) for row in rows]
+    assert (taken_back.key, taken_back.value) == (failed.key, 0.0)
+    # and what was read already is not refused for a backend that could not read it
+    assert not [row for rows in evaluate.evaluate(tmp_path, asked, have, backend="sdpa") for row in rows]

@@ -20,8 +20,8 @@ import runs
 from rich.console import Console
 
 from adapos.bench import report
-from adapos.bench.report import charts, figures, statistics, tables, words
-from adapos.bench.report.results import Comparison, Results, load
+from adapos.bench.report import charts, figures, screen, statistics, tables, words
+from adapos.bench.report.results import Comparison, Results, current, load
 from adapos.bench.rows import Row
 
 SOURCE = Path(report.__file__).parents[3]
@@ -118,7 +118,7 @@ def test_seeds_are_paired_by_their_number_and_not_by_their_order() -> None:
 def test_more_is_better_for_accuracy_and_less_for_perplexity() -> None:
     values = {"rope": [0.5, 0.52, 0.51], "fire": [0.7, 0.72, 0.72], "cope": [0.3, 0.32, 0.32]}
     rows = perplexities(values)
-    exams = [replace(row, metric="accuracy", protocol="exam") for row in rows]
+    exams = [replace(row, metric="accuracy", protocol="exam", n=64) for row in rows]
     assert [only(rows).verdicts[name, 512].word for name in ("fire", "cope")] == ["worse", "better"]
     assert [only(exams).verdicts[name, 512].word for name in ("fire", "cope")] == ["better", "worse"]
     assert (only(rows).best(512), only(exams).best(512)) == (["cope"], ["fire"])
@@ -200,6 +200,44 @@ def test_what_is_not_faster_in_every_round_is_not_called_cheaper() -> None:
     assert choice(tied, values) == [
         "Length 64: cope is best (perplexity 20.00); the cheapest within 1 % are rope and fire, which train 1.21 to "
         "1.30 times as fast."
+    ]
+
+
+def test_who_is_cheaper_is_asked_of_every_pair() -> None:
+    values = {64: {"rope": 20.1, "fire": 20.0, "cope": 20.1}}
+    fast, best = [10.0, 10.0, 10.0, 1.0, 1.0], [8.0] * 5
+    assert choice({"rope": fast, "fire": best, "cope": [9.0] * 5}, values) == [
+        "Length 64: fire is best (perplexity 20.00); the cheapest within 1 % is cope, which trains 1.12 times as fast."
+    ]
+    assert choice({"rope": [10.0] * 5, "fire": [9.0] * 5, "cope": [5.0, 5.0, 5.0, 5.0, 11.0]}, values) == [
+        "Length 64: fire is best (perplexity 20.00); the cheapest within 1 % is rope, which trains 1.11 times as fast."
+    ]
+    little = {"rope": [1.02, 1.02, 1.02], "fire": [1.0, 1.0, 1.0], "cope": [1.0, 1.0, 1.0]}
+    assert choice(little, values)[0].endswith("and none within 1 % of it is measurably cheaper.")
+
+
+def test_a_reading_that_is_not_whole_does_not_hide_one_that_is() -> None:
+    rows = perplexities({"rope": [20.0], "fire": [21.0]})
+    more = [replace(row, protocol="last 64 of 4 x 2048", value=99.0) for row in rows]
+    assert {row.value for row in current([*rows, more[0]])} == {20.0, 21.0}
+    assert {row.value for row in current([*rows, *more])} == {99.0}
+    assert {row.value for row in current([*more, *rows])} == {20.0, 21.0}
+
+
+def test_the_best_is_one_of_those_that_were_trained_as_often() -> None:
+    rows = perplexities({"rope": [20.0], "fire": [21.0, 22.0, 23.0], "cope": [22.0, 23.0, 24.0]})
+    results = of(rows)
+    assert results.comparisons[0].best(512) == ["fire"]
+    console = Console(width=110, file=io.StringIO())
+    console.print(screen.shown(results))
+    assert "rope: 1 of 3 seeds at length 512" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_fewer_stretches_than_asked_for_are_named() -> None:
+    rows = [replace(row, protocol="last 64 of 2 x 512") for row in perplexities({"rope": [20.0]})]
+    results = Results(runs.plan(examples=4), rows)
+    assert words.fewer(results.comparisons[0], results) == [
+        "The test part holds 2 stretches of 512 tokens, fewer than the 4 asked for."
     ]
 
 
@@ -332,7 +370,7 @@ def test_the_terminal_shows_the_answer_and_the_table(written: Path) -> None:
     console = Console(width=110, file=io.StringIO())
     console.print(report.terminal(written))
     said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "kerple + dape(kernel=3) is best (perplexity 27.45 to 20.60)" in said
+    assert "kerple + dape(kernel=3) is best (perplexity 20.60 to 27.45)" in said
     assert re.search(r"^rope +28.40 +26.14 +24.04 ", said, re.MULTILINE)
     assert "diverged" in said
     assert "failed: alibi, seed 1 at length 8,192" in said

@@ -54,8 +54,11 @@ def test_a_paired_test_by_hand() -> None:
 
 
 def test_equal_differences_are_certain_and_none_is_no_difference() -> None:
-    assert statistics.paired([0.5, 0.5]) == 1.0
-    assert statistics.paired([0.5 - 0.4, 0.4 - 0.3, 0.3 - 0.2]) == 1.0  # but for rounding the same
+    assert statistics.paired([0.5, 0.5]) == 0.5
+    assert statistics.paired([0.5] * 6) == 2 / 64
+    assert statistics.paired([1.0, 1.0, 1.0], finest=0.01) < 0.001
+    assert statistics.paired([0.02, 0.02, 0.02], finest=0.02) > 0.05
+    assert statistics.paired([0.5 - 0.4, 0.4 - 0.3, 0.3 - 0.2]) == 0.25  # but for rounding the same
     assert statistics.paired([0.0, 0.0, 0.0]) == 1.0
 
 

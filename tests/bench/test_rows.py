@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import math
-from dataclasses import replace
+import os
+from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
+
+import pytest
 
 from adapos.bench import rows
 from adapos.bench.rows import Row
@@ -20,9 +25,42 @@ def test_rows_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     assert rows.read(tmp_path / "rows.jsonl") == some
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"marks": null}',
+        "5",
+        "null",
+        json.dumps(asdict(ROW) | {"marks": None}),
+        json.dumps(asdict(ROW) | {"value": "much"}),
+        json.dumps(asdict(ROW) | {"protocol": "position", "marks": {"positoin": 3}}),
+        json.dumps(asdict(ROW) | {"protocol": rows.SIDE_BY_SIDE, "marks": {}}),
+    ],
+)
+def test_lines_that_are_damaged_are_passed_over(tmp_path: Path, line: str) -> None:
+    rows.append(tmp_path / "rows.jsonl", [ROW])
+    with open(tmp_path / "rows.jsonl", "a") as file:
+        file.write(line + "\n")
+    assert rows.read(tmp_path / "rows.jsonl") == [ROW]
+
+
+def test_rows_that_cannot_all_be_kept_leave_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows.append(path, [ROW])
+    before = path.read_bytes()
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ValueError, match=r"rows cannot be kept in .*: No space left on device; make room"):
+        rows.append(path, [replace(ROW, value=0.1), replace(ROW, value=0.2)])
+    assert path.read_bytes() == before
+
+
 def test_a_later_row_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     rows.append(tmp_path / "rows.jsonl", [ROW, replace(ROW, marks={}), replace(ROW, value=0.75)])
-    assert [row.value for row in rows.read(tmp_path / "rows.jsonl")] == [0.75, 0.5]
+    assert [row.value for row in rows.read(tmp_path / "rows.jsonl")] == [0.5, 0.75]
 
 
 def test_a_line_that_was_cut_off_spoils_no_other(tmp_path: Path) -> None:

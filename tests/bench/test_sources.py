@@ -197,7 +197,10 @@ def test_text_that_ends_inside_a_character_is_refused(tmp_path: Path) -> None:
         (b'{"text": "b"', r"a\.jsonl:2 must be a JSON object, and does not parse: Expecting ',' delimiter$"),
         (b'["b"]', r"a\.jsonl:2 must be a JSON object, such as \{'text': \.\.\.\}, not list$"),
         (b'{"body": "b", "id": 3}', r"a\.jsonl:2 must have the field 'text', and has 'body', 'id'; name the one"),
-        (b"{}", r"a\.jsonl:2 must have the field 'text', and has none; name the one that holds the text with field=$"),
+        (
+            b"{}",
+            r"a\.jsonl:2 must have the field 'text', and has none; name the one with the text by --field \(field=\)$",
+        ),
         (b'{"text": null}', r"a\.jsonl:2: the field 'text' must be text, not NoneType$"),
         (
             b'{"text": "ab\\ud800"}',

@@ -1,5 +1,6 @@
 """The token store: whole or not there, the same for the same data, split by document, and flat in memory."""
 
+import gzip
 import json
 import multiprocessing
 import os
@@ -84,10 +85,31 @@ def test_a_document_keeps_its_part_whatever_comes_before_it(tmp_path: Path) -> N
     line = '{"text": "document %d ' + "says so " * 20 + '"}\n'
     before = [line % number for number in range(50)]
     sizes = np.array([len(each) for each in before])
-    keys = np.array([module._key(f"a:{n}", each.encode()) for n, each in enumerate(before)], np.uint64)
+    keys = np.array([module._key(each.encode()) for each in before], np.uint64)
     order = np.random.default_rng(0).permutation(50)
     np.testing.assert_array_equal(deal(sizes[order], keys[order]), deal(sizes, keys)[order])
-    assert module._key("a", b"text") != module._key("b", b"text") != module._key("b", b"other")
+    assert module._key(b"text") != module._key(b"other")
+
+
+def test_names_and_packing_do_not_change_what_is_tested_on(tmp_path: Path) -> None:
+    lines = "".join(json.dumps({"text": f"document {number} " + "says so " * 20}) + "\n" for number in range(50))
+    (tmp_path / "a.jsonl").write_text(lines)
+    (tmp_path / "b.jsonl").write_text(lines)
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    parts = [
+        store(str(tmp_path / name), "text", BYTES).split("test").tokens.tobytes()
+        for name in ("a.jsonl", "b.jsonl", "c.jsonl.gz")
+    ]
+    assert parts[0] == parts[1] == parts[2]
+
+
+def test_a_text_that_is_nearly_all_is_cut_so_that_there_is_enough_to_test_on(tmp_path: Path) -> None:
+    (tmp_path / "big.txt").write_text("word " * 10_000)
+    for name in ("a.md", "b.md"):
+        (tmp_path / name).write_text(f"a note called {name}")
+    found = store(str(tmp_path), "text", BYTES)
+    assert len(found.split("test").tokens) > 2000
+    assert len(found.split("validation").tokens) > 2000
 
 
 @settings(deadline=None, max_examples=300)

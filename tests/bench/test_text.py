@@ -235,4 +235,4 @@ def test_the_standard_library_works_out_of_the_box_and_quickly() -> None:
         task.batch(rng, 32, 128)
         taken.append(time.perf_counter() - begin)
     assert min(taken) < 1e-3
-    assert "def " in task.describe(task.windows("validation", 4096, 1).tokens[0])
+    assert any("def " in task.describe(row) for row in task.windows("validation", 4096, 20).tokens)

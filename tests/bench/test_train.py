@@ -159,6 +159,48 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(tmp_path: Path, one_
     assert [line["step"] for line in train.lines(folder / "log.jsonl")] == list(range(1, 151))
 
 
+def test_a_signal_in_the_last_step_is_not_lost(tmp_path: Path) -> None:
+    asked = trial()
+    with pytest.raises(Stopped):
+        train.train(asked, tmp_path, watch=Interrupting(asked.steps))
+    assert (tmp_path / "done.json").exists()
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "{}", '{"step": 3, "sha256": {}}'])
+def test_a_state_that_is_not_what_was_written_is_found(tmp_path: Path, content: str) -> None:
+    asked = trial()
+    stopped_at(tmp_path, asked, 4, 8)
+    _, last = checkpoint.places(tmp_path / "checkpoints")
+    (last / "state.json").write_text(content)
+    watch = Interrupting(99)
+    train.train(asked, tmp_path, watch=watch)
+    assert "is damaged" in watch.warnings[0]
+
+
+def test_a_step_that_was_changed_is_found(tmp_path: Path) -> None:
+    stopped_at(tmp_path, trial(), 4)
+    (place,) = checkpoint.places(tmp_path / "checkpoints")
+    state = json.loads((place / "state.json").read_text())
+    (place / "state.json").write_text(json.dumps(state | {"step": 3}))
+    warned: list[str] = []
+    assert checkpoint.latest(tmp_path / "checkpoints", warned.append) is None
+    assert "the checksum of state.json is not what was written" in warned[0]
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "null"])
+@pytest.mark.parametrize("name", ["config.json", "done.json"])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str) -> None:
+    train.train(trial(), tmp_path)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"{name} is damaged: "):
+        train.load(tmp_path)
+
+
+def test_lines_of_a_log_that_are_damaged_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('5\n{}\nnull\n{"step": 1}\n{"step": 2, "loss": 3.0}\n{"st')
+    assert train.lines(tmp_path / "log.jsonl") == [{"step": 2, "loss": 3.0}]
+
+
 def stopped_at(folder: Path, asked: Trial, *steps: int) -> None:
     for step in steps:
         with pytest.raises(Stopped):

@@ -41,7 +41,8 @@ def keep(folder: Path, step: int, tensors: Mapping[str, Tensors], facts: Mapping
             data = save({key: x.detach().cpu().contiguous() for key, x in held.items()})
             sums[f"{name}.safetensors"] = hashlib.sha256(data).hexdigest()
             _write(beside / f"{name}.safetensors", data)
-        _write(beside / STATE, json.dumps({"step": step, "sha256": sums, **facts}).encode())
+        state = {"step": step, "sha256": sums, **facts}
+        _write(beside / STATE, json.dumps({**state, "checksum": _checksum(state)}).encode())
         place = folder / f"{step:08d}"
         if place.exists():  # the same step again, after a later checkpoint was found damaged
             shutil.rmtree(place)
@@ -68,7 +69,7 @@ def latest(folder: Path, warn: Callable[[str], object]) -> Checkpoint | None:
     for place in reversed(places(folder)):
         try:
             return _read(place)
-        except (OSError, ValueError, KeyError) as problem:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
             warn(f"the checkpoint {place} is damaged ({problem}); the one before it is used")
     return None
 
@@ -79,6 +80,8 @@ def places(folder: Path) -> list[Path]:
 
 def _read(place: Path) -> Checkpoint:
     facts = json.loads((place / STATE).read_text(encoding="utf-8"))
+    if facts.pop("checksum") != _checksum(facts):
+        raise ValueError(f"the checksum of {STATE} is not what was written")
     sums, step = facts.pop("sha256"), facts.pop("step")
     tensors = {}
     for name, wanted in sums.items():
@@ -87,6 +90,10 @@ def _read(place: Path) -> Checkpoint:
             raise ValueError(f"the checksum of {name} is not what was written")
         tensors[name.removesuffix(".safetensors")] = load(data)
     return Checkpoint(step, tensors, facts)
+
+
+def _checksum(state: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _write(path: Path, data: bytes) -> None:

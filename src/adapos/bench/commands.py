@@ -22,7 +22,8 @@ from adapos.bench import plan as plans
 from adapos.bench.boards import BOARDS
 from adapos.bench.plan import Plan
 from adapos.bench.signals import Stopped, heard, stop
-from adapos.bench.train import Failed, Setup, train
+from adapos.bench.task import Task as Task_
+from adapos.bench.train import Failed, Setup, fitting, train
 from adapos.console import in_a_sentence, ruled
 from adapos.numbers import large
 from adapos.specs import lengths as read_lengths
@@ -154,6 +155,7 @@ def compare(
     }
     asked = planned(plan, given, {"encodings": "rope, alibi, kerple, kerple + dape, tape", "lengths": "128..1024"})
     setup = Setup(device, backend, accumulate, compiled, recomputed, every, keep, board, sharded)
+    fitting(asked.dtype, setup)
     if cluster is not None:
         registry.one_of("compare", "cluster", cluster.partition("://")[0], ("ray",))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -165,7 +167,7 @@ def compare(
     files.folder(out)
     asked = plans.settle(asked, out)
     carry_out(out, asked, setup, workers, cluster)
-    finish(out)
+    finish(out, asked.protocol)
     failed = [row for row in rows.read(out / "rows.jsonl") if row.metric == "failed" and row.protocol == "training"]
     if len([row for row in failed if row.value]) == len(asked.trials):
         print("every trial failed; the report says why", file=sys.stderr)
@@ -247,9 +249,13 @@ def train_(
         "task": described(task, plan, data=data, field=field, tokenizer=tokenizer, documents=documents, limit=limit),
     }
     asked = planned(plan, given, {})
+    if (out / "plan.json").exists():  # training does not ask how the folder is read
+        there = plans.load(out / "plan.json")
+        asked = replace(asked, **{name: getattr(there, name) for name in ("protocol", "scored", "stride", "examples")})
     (trial,) = asked.trials
     asked = asked.checked()
     setup = Setup(device, backend, accumulate, compiled, recomputed, every, keep, board, sharded)
+    fitting(trial.dtype, setup)
     files.folder(out)
     plans.settle(asked, out)
     folder = out / "trials" / trial.name
@@ -278,9 +284,11 @@ def evaluate_(
     """Examine the trained trials of a run at every length of its plan, and at others if asked."""
     given = settings_of({"protocol": protocol, "scored": scored, "stride": stride, "examples": examples})
     plan = plans.load(folder / "plan.json")
+    pointless(given, tasks.read(plan.task)[0], protocol or plan.protocol)
     if lengths is not None:
-        more = replace(plan, lengths=tuple(sorted({*plan.lengths, *read_lengths(lengths)})))
-        plan = plans.settle(more.checked(), folder)
+        more = replace(plan, lengths=tuple(sorted({*plan.lengths, *read_lengths(lengths)}))).checked()
+        replace(more, **given)  # what makes no sense is refused before anything is written
+        plan = plans.settle(more, folder)
     plan = replace(plan, **given)
     if not plan.lengths:
         raise ValueError(f"the plan of {folder} names no lengths; give some, such as --lengths 128..1024")
@@ -328,13 +336,32 @@ def planned(path: Path | None, given: dict[str, Any], usual: dict[str, str]) -> 
         for name, reader in (("encodings", read_specs), ("lengths", read_lengths)):
             if isinstance(held.get(name), str):
                 held[name] = reader(held[name])
-        if isinstance(held.get("seeds"), int):
+        if isinstance(held.get("seeds"), int) and not isinstance(held["seeds"], bool):
             held["seeds"] = tuple(range(held["seeds"]))
+        # parameters of the task, as the flags have them
+        own = {name: held.pop(name) for name in plans.OF_TASK if name in held}
+        if own:
+            held["task"] = tasks.normal(held.get("task", Plan.task), **own)
         settings |= held
     settings |= {name: value for name, value in given.items() if value is not None}
+    read = tasks.read(tasks.normal(settings.get("task", Plan.task)))[0]
+    pointless(settings, read, settings.get("protocol", Plan.protocol))
     if "significance" in settings and len(settings.get("seeds", (0,))) < 2:
         raise ValueError("significance is tested over seeds, and there is one; give --seeds 3, or leave it out")
-    return Plan(**settings | {"command": shlex.join(["adapos", *sys.argv[1:]])})
+    command = shlex.join(["adapos", *sys.argv[1:]])
+    # a path may hold bytes that are no text
+    return Plan(**settings | {"command": command.encode(errors="backslashreplace").decode()})
+
+
+def pointless(given: dict[str, Any], task: type[Task_], protocol: str) -> None:
+    """Refuse settings that would do nothing."""
+    for name, of in (("protocol", None), ("scored", "last"), ("stride", "sliding")):
+        if not given.get(name):
+            continue
+        if not task.protocols and given[name] != getattr(Plan, name):
+            raise ValueError(f"{name} says how text is read, and {task.name} is scored by exams; leave it out")
+        if of is not None and protocol != of:
+            raise ValueError(f"{name} is of the protocol {of!r}, and it is {protocol!r}; leave one of them out")
 
 
 def described(task: str | None, path: Path | None, **given: str | int | None) -> str | None:
@@ -342,8 +369,9 @@ def described(task: str | None, path: Path | None, **given: str | int | None) ->
     there = {name: value for name, value in given.items() if value is not None}
     if not there:
         return task
-    held = plans.from_file(path).get("task") if path is not None else None
-    return tasks.normal(task or held or "text", **there)
+    held = plans.from_file(path) if path is not None and task is None else {}
+    own = {name: held[name] for name in plans.OF_TASK if name in held}
+    return tasks.normal(task or held.get("task", Plan.task), **own | there)
 
 
 def foresee(plan: Plan, setup: Setup, folder: Path) -> None:
@@ -352,9 +380,12 @@ def foresee(plan: Plan, setup: Setup, folder: Path) -> None:
     seeds = len(plan.seeds)
     out.print(
         Text(
-            f"{plan.task}, trained at {plan.train_length}: {len(plan.encodings)} encodings x {seeds} seeds\n"
+            f"{plan.task}, trained at {plan.train_length}: {counted(len(plan.encodings), 'encoding')} x "
+            f"{counted(seeds, 'seed')}\n"
             f"{shape.layers} layers of {shape.width}, {shape.heads} heads; {plan.steps} steps of {plan.batch} texts; "
-            f"examined at {', '.join(map(str, plan.lengths))} by {plan.protocol}, {plan.examples} texts each"
+            f"examined at {', '.join(map(str, plan.lengths))}"
+            + (f" by {plan.protocol}" if tasks.read(plan.task)[0].protocols else "")
+            + f", {plan.examples} texts each"
         )
     )
     left = [trial.encoding for trial in plan.trials if not (folder / "trials" / trial.name / "done.json").exists()]
@@ -367,6 +398,10 @@ def foresee(plan: Plan, setup: Setup, folder: Path) -> None:
         total += left.count(each.encoding) * each.training + seeds * each.reading
     out.print(grid)
     out.print(Text(f"about {spell(total)} in all, from a few steps run here; nothing was written"))
+
+
+def counted(count: int, name: str) -> str:
+    return f"{count} {name}{'' if count == 1 else 's'}"
 
 
 def spell(seconds: float) -> str:

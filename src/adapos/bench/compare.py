@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,7 +26,9 @@ from adapos.bench.terminal import Bars
 from adapos.bench.train import Failed, Quiet, Setup, Watch, train
 
 TRIES = 3  # of a trial whose worker dies
-REFUSED = 2  # the code of a worker that was asked for what cannot be done, and would be again
+# codes of a worker
+REFUSED = 2  # it was asked for what cannot be done, and would be again
+BUSY = 3  # another process has the trial
 
 Say = Callable[[str], object]
 
@@ -48,7 +51,7 @@ def run_trial(folder: Path, plan: Plan, trial: Trial, setup: Setup, watch: Watch
     except Failed as problem:
         rows.append(store, [evaluate.of_failure(trial, task, str(problem), mark)])
         return
-    have = {row.key for row in rows.read(store) if row.trial == trial.name}
+    have = {row.key: row for row in rows.read(store) if row.trial == trial.name}
     of_training = evaluate.of_training(trial, task, place, mark)
     failed = evaluate.of_failure(trial, task, "", mark)
     if failed.key in have:  # not any more
@@ -65,10 +68,15 @@ def compare_speed(folder: Path, setup: Setup, say: Say) -> None:
     """Time all encodings that could be trained; again where one has been added since."""
     plan, store = plans.load(folder / "plan.json"), folder / "rows.jsonl"
     trained = {trial.encoding for trial in plan.trials if (folder / "trials" / trial.name / "done.json").exists()}
-    timed = {row.encoding for row in rows.read(store) if row.protocol == rows.SIDE_BY_SIDE}
+    rounds = Counter(row.encoding for row in rows.read(store) if row.protocol == rows.SIDE_BY_SIDE)
+    timed = {encoding for encoding, count in rounds.items() if count >= speed.ROUNDS}
     trials = [trial for trial in replace(plan, seeds=plan.seeds[:1]).trials if trial.encoding in trained]
-    if len(trained) > 1 and not trained <= timed:
+    if len(trained) < 2 or trained <= timed:
+        return
+    try:
         rows.append(store, speed.side_by_side(trials, tasks.build(plan.task), setup, commit(), say))
+    except (MemoryError, RuntimeError) as problem:  # the report says the rest
+        print(f"warning: speeds were not compared: {evaluate.unable(problem)}", file=sys.stderr)
 
 
 def side_by_side(folder: Path, setup: Setup, workers: int, say: Say) -> None:
@@ -93,6 +101,8 @@ def _side_by_side(folder: Path, setup: Setup, workers: int, say: Say) -> None:
                 trial, tried = running.pop(process)
                 if process.returncode == 0:
                     say(f"{trial.encoding}, seed {trial.seed}: done")
+                elif process.returncode == BUSY:
+                    raise ValueError(last_words(folder, trial).removeprefix("error: "))
                 elif tried < TRIES and process.returncode != REFUSED:
                     say(f"{trial.encoding}, seed {trial.seed}: {died(process.returncode)}, and is begun again")
                     waiting.insert(0, (trial, tried + 1))

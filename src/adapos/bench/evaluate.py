@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 from adapos.bench import train
 from adapos.bench.plan import Plan, Trial
-from adapos.bench.rows import Row
+from adapos.bench.rows import Row, way
 from adapos.bench.task import IGNORED, Batch, Cell, Ids, Task, exact
 from adapos.bench.tasks.text import Text
 from adapos.kernels import choose
@@ -45,12 +45,13 @@ EXAMS = 7  # the seed of all exams
 PLACES = 32  # that a curve of losses by position has, about
 
 Losses = NDArray[np.float64]
+Have = Mapping[tuple[Any, ...], Row]  # rows by their keys, in the order of writing
 
 
 def evaluate(
     folder: Path,
     plan: Plan,
-    have: Set[tuple[Any, ...]],
+    have: Have,
     task: Task | None = None,
     *,
     device: str = "cpu",
@@ -58,7 +59,11 @@ def evaluate(
     commit: str = "",
     step: Callable[[str], object] = lambda text: None,
 ) -> Iterator[list[Row]]:
-    """Rows of a trial that `have` does not hold yet, length by length."""
+    """Rows of a trial that `have` does not hold yet, length by length.
+
+    Those of text that it holds, but that were written before the same was read in another way, are given again: the
+    last way that was asked for is the one that is shown.
+    """
     trial, task, model = train.load(folder, backend, task)
     model = model.to(device)
     blank = blank_row(trial, task, commit, folder)
@@ -67,13 +72,15 @@ def evaluate(
         step(f"{trial.encoding}, seed {trial.seed}: {length} tokens")
         row = replace(blank, length=length)
         try:
-            size = Size(1, task.tokens_at(length), torch.float32, device, task.causal)
-            row = replace(row, backend=backend_of(trial, size, backend))
             found = list(
                 read(reading, row, have) if reading is not None else examined(model, task, plan, row, device, have)
             )
+            if found:
+                size = Size(1, task.tokens_at(length), torch.float32, device, task.causal)
+                name = backend_of(trial, size, backend)
+                found = [replace(each, backend=each.backend or name) for each in found]
             failed = replace(row, protocol="evaluation", metric="failed", value=0.0)
-            if found and failed.key in have:  # not any more
+            if failed.key in have and have[failed.key].value:  # not any more
                 found.append(failed)
         except (ValueError, MemoryError, RuntimeError) as problem:
             note = unable(problem)
@@ -116,10 +123,7 @@ def blank_row(trial: Trial, task: Task, commit: str, folder: Path | None = None)
 def of_training(trial: Trial, task: Task, folder: Path, commit: str) -> list[Row]:
     """What training cost, and whether the encoding adapts."""
     facts, blank = train.facts(folder), blank_row(trial, task, commit, folder)
-    rows = [
-        replace(blank, metric=name, value=float(facts[name]))
-        for name in ("tokens_per_second", "seconds", "peak_bytes", "loss")
-    ]
+    rows = [replace(blank, metric=name, value=float(facts[name])) for name in train.COSTS]
     if facts["jumps"]:
         note = f"the loss jumped at step {', '.join(map(str, facts['jumps']))}"
         rows.append(replace(blank, metric="jumps", value=float(len(facts["jumps"])), note=note))
@@ -194,10 +198,13 @@ class Reading:
         return torch.cat(rows).numpy()
 
 
-def read(reading: Reading, row: Row, have: Set[tuple[Any, ...]]) -> Iterator[Row]:
+def read(reading: Reading, row: Row, have: Have) -> Iterator[Row]:
     perplexity = replace(row, protocol=reading.protocol, metric="perplexity")
     per_byte = replace(perplexity, metric="bits_per_byte")
-    if {perplexity.key, per_byte.key} <= have:
+    if {perplexity.key, per_byte.key} <= have.keys():
+        shown = [each.protocol for each in have.values() if way(each) == way(perplexity)]
+        if shown[-1] != reading.protocol:
+            yield from (have[perplexity.key], have[per_byte.key])
         return
     began = time.perf_counter()
     losses, widths, tokens = reading.losses(row.length)
@@ -214,11 +221,13 @@ def read(reading: Reading, row: Row, have: Set[tuple[Any, ...]]) -> Iterator[Row
     yield replace(per_byte, value=ratio / math.log(2), error=apart, **cost)
 
 
-def by_position(reading: Reading, row: Row, have: Set[tuple[Any, ...]]) -> Iterator[Row]:
+def by_position(reading: Reading, row: Row, have: Have) -> Iterator[Row]:
     """The loss at each position of whole stretches, in places that widen with the position."""
     edges = np.unique(np.geomspace(1, reading.longest + 1, PLACES + 1).astype(int))
     blank = replace(row, protocol="position", metric="loss")
-    if all(replace(blank, marks={"position": float(edge - 1)}).key in have for edge in edges[:-1]):
+    places = [replace(blank, marks={"position": float(edge - 1)}).key for edge in edges[:-1]]
+    sizes = (len(reading.tokens) * np.diff(edges)).tolist()
+    if all(key in have and have[key].n == size for key, size in zip(places, sizes, strict=True)):
         return
     try:
         losses = reading.whole
@@ -231,13 +240,11 @@ def by_position(reading: Reading, row: Row, have: Set[tuple[Any, ...]]) -> Itera
         yield replace(blank, value=mean, error=error, n=n, marks={"position": float(begin)})
 
 
-def examined(
-    model: Decoder, task: Task, plan: Plan, row: Row, device: str, have: Set[tuple[Any, ...]]
-) -> Iterator[Row]:
+def examined(model: Decoder, task: Task, plan: Plan, row: Row, device: str, have: Have) -> Iterator[Row]:
     metrics = {task.metric: task.score} | ({} if task.metric == "exact" else {"exact": exact})
     for number, cell in enumerate(task.cells(row.length)):
         rows = [replace(row, protocol="exam", metric=name, marks=dict(cell.marks)) for name in metrics]
-        if all(each.key in have for each in rows):
+        if all(each.key in have and have[each.key].n == plan.examples for each in rows):
             continue
         batch = exam(task, cell, plan.examples, number)
         began = time.perf_counter()

@@ -10,8 +10,8 @@ from adapos.bench.evaluate import TOKENS
 from adapos.bench.memory import forget_peak, peak
 from adapos.bench.plan import Plan, Trial
 from adapos.bench.speed import now, paced
-from adapos.bench.task import Task
-from adapos.bench.train import Setup, decoder
+from adapos.bench.task import IGNORED, Task
+from adapos.bench.train import Setup, decoder, generator
 from adapos.model import Decoder
 
 STEPS = 3  # timed, after one that is not
@@ -36,8 +36,42 @@ def of(trial: Trial, plan: Plan, setup: Setup, task: Task) -> Forecast:
     _, spent = paced(trial, task, setup, STEPS)
     memory = peak(setup.device)
     model = decoder(trial, task, setup.backend).to(setup.device).eval()
-    reading = sum(plan.examples * seconds(model, task.tokens_at(length), setup.device) for length in plan.lengths)
+    reading = sum(
+        texts(plan, task, length) * seconds(model, task.tokens_at(length), setup.device)
+        + answers(plan, task, length) * step_seconds(model, setup.device)
+        for length in plan.lengths
+    )
     return Forecast(trial.encoding, trial.steps * spent / STEPS, reading, memory)
+
+
+def texts(plan: Plan, task: Task, length: int) -> int:
+    """How many are read at a length."""
+    if not task.protocols:
+        return plan.examples * len(task.cells(length))
+    longest = plan.lengths[-1]
+    stride = plan.stride or max(1, length // 2)
+    windows = {"last": 1, "blocks": longest // length, "sliding": 1 + -(-(longest - length) // stride)}
+    return plan.examples * windows[plan.protocol]
+
+
+def answers(plan: Plan, task: Task, length: int) -> int:
+    """How many steps of decoding are taken at a length, each for as many texts as are read at once."""
+    if not task.generates:
+        return 0
+    cells = task.cells(length)
+    asked = int((task.exam(generator(0), 1, cells[0]).targets != IGNORED).sum())
+    return asked * len(cells) * -(-plan.examples * task.tokens_at(length) // TOKENS)
+
+
+def step_seconds(model: Decoder, device: str) -> float:
+    """To decode one token, of one text or of several at once."""
+    prompts = torch.zeros(4, 8, dtype=torch.long, device=device)
+    spent = []
+    for new in (1, 1, 9):
+        began = now(device)
+        model.generate(prompts, new)
+        spent.append(now(device) - began)
+    return max(0.0, spent[2] - spent[1]) / 8
 
 
 @torch.no_grad()

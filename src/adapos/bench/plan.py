@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -27,6 +29,8 @@ SIZES = {
 }
 PROTOCOLS = ("last", "sliding", "blocks")
 DTYPES = ("float32", "bfloat16", "float16")
+MOST = {"layers": 10_000, "width": 1_000_000, "heads": 100_000, "seeds": 10_000}
+LARGEST = 2**62  # of a seed or a length
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,13 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name in ("encodings", "lengths", "seeds"):  # lists, where they come from JSON
+            if not isinstance(getattr(self, name), list | tuple):
+                raise ValueError(f"plan: {name} must be a list, not {getattr(self, name)!r}")
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("task", "size", "protocol", "dtype", "baseline"):
+            value = getattr(self, name)
+            if not (isinstance(value, str) and value) and not (name == "baseline" and value is None):
+                raise ValueError(f"plan: {name} must be a word, not {value!r}")
         object.__setattr__(self, "task", tasks.normal(self.task))
         registry.one_of("plan", "size", self.size, tuple(SIZES))
         registry.one_of("plan", "protocol", self.protocol, PROTOCOLS)
@@ -108,14 +118,20 @@ class Plan:
             registry.at_least("plan", name, getattr(self, name), 0)
         for name in ("rate", "clip"):
             registry.at_least("plan", name, getattr(self, name), 0.0, whole=False)
-            if not getattr(self, name) > 0:
-                raise ValueError(f"plan: {name} must be above 0, not {getattr(self, name)!r}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"plan: {name} must be above 0 and finite, not {getattr(self, name)!r}")
         for name in ("warm_up", "floor", "decay", "dropout", "significance"):
             value = getattr(self, name)
             if value is None and name == "significance":
                 continue
             if not isinstance(value, int | float) or not 0 <= value <= 1:
                 raise ValueError(f"plan: {name} must lie from 0 to 1, not {value!r}")
+        if self.dropout == 1:
+            raise ValueError("plan: dropout must be below 1, or nothing is left of attention")
+        for name, most in MOST.items():
+            given = getattr(self, name)
+            if (len(given) if name == "seeds" else given) > most:
+                raise ValueError(f"plan: {name} must be at most {most:,}")
         # one name for an encoding, however it was written
         shape, named = self.shape, {}
         for name in ("layers", "width", "heads", "kv_heads"):
@@ -130,13 +146,15 @@ class Plan:
         if not self.seeds:
             raise ValueError("plan: seeds must name at least one, such as 0")
         for name in ("encodings", "seeds"):
-            given = getattr(self, name)
-            twice = next((one for one in given if given.count(one) > 1), None)
+            counts = Counter(getattr(self, name))
+            twice = next((one for one in counts if counts[one] > 1), None)
             if twice is not None:
                 raise ValueError(f"plan: {name}: {twice!r} appears twice; name it once")
         for name in ("lengths", "seeds"):
             for value in getattr(self, name):
                 registry.at_least("plan", name, value, 0 if name == "seeds" else 1)
+                if value >= LARGEST:
+                    raise ValueError(f"plan: {name} must lie below 2^62, and one is {value}")
         if list(self.lengths) != sorted(set(self.lengths)):
             raise ValueError(f"plan: lengths must rise, and {', '.join(map(str, self.lengths))} do not")
         if self.protocol == "sliding" and self.lengths and self.stride > self.lengths[0]:
@@ -144,7 +162,8 @@ class Plan:
                 f"plan: stride ({self.stride}) must not be more than the shortest length, {self.lengths[0]}, or tokens "
                 "would be passed over"
             )
-        if self.protocol == "blocks" and any(self.lengths[-1] % length for length in self.lengths):
+        protocols = tasks.read(self.task)[0].protocols
+        if protocols and self.protocol == "blocks" and any(self.lengths[-1] % length for length in self.lengths):
             raise ValueError(
                 f"plan: blocks score the same tokens at every length only where each divides the longest, "
                 f"{self.lengths[-1]}, and {', '.join(map(str, self.lengths))} do not; choose others, or protocol last"
@@ -282,16 +301,21 @@ def from_file(path: Path) -> dict[str, Any]:
     # a plan.json holds what a run has made of it, too
     held = {str(name).replace("-", "_"): value for name, value in held.items()}
     held = {name: value for name, value in held.items() if name not in ("format", "command", "checksum")}
-    check_names(held, str(path))
+    check_names({name: value for name, value in held.items() if name not in OF_TASK}, str(path))
     return held
 
 
-def from_mapping(held: Mapping[str, Any], where: str) -> Plan:
+def from_mapping(held: Any, where: str) -> Plan:
+    if not isinstance(held, Mapping) or "encodings" not in held:
+        raise ValueError(f"{where} is damaged: it must hold the settings of a plan, encodings among them")
     held = dict(held)
     if held.pop("format", FORMAT) != FORMAT:
         raise ValueError(f"{where} is of another format than {FORMAT}, which this version of adapos reads")
     check_names(held, where)
     return Plan(**held)
+
+
+OF_TASK = ("data", "field", "tokenizer", "documents", "limit")  # parameters of text that a plan's file may name
 
 
 def check_names(held: Mapping[str, Any], where: str) -> None:

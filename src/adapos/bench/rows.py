@@ -60,6 +60,12 @@ class Row:
         return self.trial, self.task, self.protocol, self.length, self.metric, marks
 
 
+def way(row: Any) -> str:
+    """How it was read, without how much: `last` of `last 64 of 32 x 4096`."""
+    protocol: str = row.protocol
+    return protocol if protocol == SIDE_BY_SIDE else protocol.partition(" ")[0]
+
+
 def append(path: Path, rows: Iterable[Row]) -> None:
     """All rows or none: they are written in one piece, after a line that an interruption may have left half."""
     lines = "".join(json.dumps(asdict(row), allow_nan=True) + "\n" for row in rows)
@@ -72,24 +78,47 @@ def append(path: Path, rows: Iterable[Row]) -> None:
 def _append(path: Path, lines: str) -> None:
     with open(path, "ab+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # trials may end together
-        if file.seek(0, os.SEEK_END):
+        size = file.seek(0, os.SEEK_END)
+        if size:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 lines = "\n" + lines
-        file.write(lines.encode())
-        file.flush()
-        os.fsync(file.fileno())
+        try:
+            file.write(lines.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            os.ftruncate(file.fileno(), size)
+            raise
 
 
 def read(path: Path) -> list[Row]:
-    """The rows in order, each key once, the last of its rows. A line that is half is passed over."""
+    """The rows in the order of writing, each key once, the last of its rows. A line that is damaged is passed over."""
     names = {each.name for each in fields(Row)}
     found: dict[tuple[Any, ...], Row] = {}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:
             held = json.loads(line)
             row = Row(**{name: value for name, value in held.items() if name in names})
+            if not whole(row):
+                continue
         except (ValueError, TypeError, AttributeError):
             continue
+        found.pop(row.key, None)
         found[row.key] = row
     return list(found.values())
+
+
+MARKED = {"position": "position", "adaptation": "layer", SIDE_BY_SIDE: "round"}  # what rows of a protocol must have
+
+
+def whole(row: Row) -> bool:
+    """Whether it is such a row as was written."""
+    numbers = [row.value, row.length, row.n, row.seed, *row.marks.values()]
+    names = (row.trial, row.encoding, row.task, row.protocol, row.metric)
+    needed = MARKED.get(row.protocol)
+    return (
+        all(isinstance(number, int | float) for number in numbers)
+        and all(isinstance(name, str) for name in names)
+        and (needed is None or needed in row.marks)
+    )

@@ -199,7 +199,7 @@ def _field(row: Mapping[str, Any], field: str, where: str) -> bytes:
 
 def _lacks(where: str, field: str, fields: Iterable[str]) -> str:
     listed = ", ".join(map(repr, fields)) or "none"
-    return f"{where} must have the field {field!r}, and has {listed}; name the one that holds the text with field="
+    return f"{where} must have the field {field!r}, and has {listed}; name the one with the text by --field (field=)"
 
 
 def _checked(text: bytes, where: str) -> bytes:

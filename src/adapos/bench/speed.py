@@ -1,7 +1,8 @@
 """How fast encodings train, side by side.
 
 Trials run one after another, and what else the machine does meanwhile would decide which looks cheaper. So every
-encoding takes a few steps in each of several rounds, and those that differ in every round differ.
+encoding takes a few steps in each of several rounds, and those that differ in every round, by more than a little,
+differ.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from adapos.bench.rows import SIDE_BY_SIDE, Row
 from adapos.bench.task import Task
 from adapos.bench.train import Quiet, Setup, Trainer
 
-ROUNDS = 5
+ROUNDS = 7
+STEPS = 3  # of each encoding in a round, at least
 SECONDS = 1.0  # that the steps of one encoding in a round take, about
-SHARE = 0.1  # of the steps of training, at most, that all rounds together take
+SHARE = 0.2  # of the steps of training, at most, that all rounds together take
 
 
 def side_by_side(
@@ -30,11 +32,12 @@ def side_by_side(
 ) -> list[Row]:
     """Tokens a second of each trial in each round."""
     _, seconds = paced(trials[0], task, setup, 1)
-    count = max(1, round(min(SECONDS / seconds, SHARE * trials[0].steps / ROUNDS)))
+    count = max(STEPS, round(min(SECONDS / seconds, SHARE * trials[0].steps / ROUNDS)))
     found = []
     for number in range(ROUNDS):
         say(f"speed side by side: round {number + 1} of {ROUNDS}")
-        for trial in trials:
+        # forth and back, so that none is always the first
+        for trial in trials if number % 2 == 0 else trials[::-1]:
             tokens, seconds = paced(trial, task, setup, count)
             blank = replace(blank_row(trial, task, commit), protocol=SIDE_BY_SIDE, metric="tokens_per_second")
             found.append(replace(blank, value=tokens / seconds, n=count, marks={"round": float(number)}))

@@ -35,7 +35,7 @@ from adapos.bench.task import Ids
 from adapos.bench.tokenizer import Bytes, Tokenizer
 from adapos.registry import one_of
 
-FORMAT = 1
+FORMAT = 2
 PARTS = ("train", "validation", "test")
 SHARE = 20  # validation and test are each one of so many shares
 ABANDONED = 24 * 3600  # seconds after which a half-made store is taken for one whose process was killed
@@ -217,13 +217,13 @@ def _tokenised(raw: Path, found: Iterable[tuple[str, bytes]], reader: Tokenizer,
             if size:
                 sizes.append(size)
                 letters.append(names.write(json.dumps(name).encode() + b"\n"))
-                keys.append(_key(name, text))
+                keys.append(_key(text))
     return _Index(np.array(sizes), np.array(letters), np.array(keys), widest)
 
 
-def _key(name: str, text: bytes) -> int:
-    both = json.dumps([name, hashlib.sha256(text).hexdigest()])
-    return int.from_bytes(hashlib.sha256(both.encode()).digest()[:8], "big")
+def _key(text: bytes) -> int:
+    """Of what a document says, whatever its name: copies are dealt to the same part."""
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
 
 
 def _arranged(index: _Index) -> tuple[Ids, Ids, Ids, Ids]:
@@ -232,9 +232,10 @@ def _arranged(index: _Index) -> tuple[Ids, Ids, Ids, Ids]:
     if len(index.sizes) >= 3:
         parts = deal(index.sizes, index.keys)
         order = np.argsort(parts, kind="stable")
-        borders = _ends(np.bincount(parts, index.sizes, minlength=3).astype(np.int64))
-        return order, order, _ends(index.sizes[order])[:-1], borders
-    # too few to be dealt: cut where the parts end, as is usual for a corpus that is one long text
+        amounts = np.bincount(parts, index.sizes, minlength=3).astype(np.int64)
+        if 2 * SHARE * amounts.min() >= amounts.sum():
+            return order, order, _ends(index.sizes[order])[:-1], _ends(amounts)
+    # too few to be dealt, or one that is nearly all: cut where the parts end, as is usual for one long text
     ends = _ends(index.sizes)
     borders = ends[-1] * np.array([0, SHARE - 2, SHARE - 1, SHARE]) // SHARE
     starts = np.unique(np.concatenate([ends[:-1], borders[:-1]]))

@@ -53,6 +53,7 @@ LINES = 200  # of the log, about
 SHOWN = ("loss", "rate", "norm", "tokens_per_second")  # on a board
 PROBE = 128  # tokens that adaptation is measured on
 PROBES = 10  # times that adaptation is measured on the way
+COSTS = ("tokens_per_second", "seconds", "peak_bytes", "loss")  # what is known of a trial that is done
 
 Parameters = dict[str, nn.Parameter]
 
@@ -123,19 +124,24 @@ def train(
     settle(trial, task, folder)
     if (folder / "done.json").exists():
         return
-    if trial.dtype == "float16" and setup.device != "cuda":
-        raise ValueError("float16 needs the scaled gradients of cuda; train in bfloat16 or float32 here")
-    launched = by_accelerate()
-    if launched.dtype not in (None, trial.dtype):
-        raise ValueError(
-            f"accelerate was asked for {launched.dtype}, and the trial is in {trial.dtype}; "
-            f"give adapos --dtype {launched.dtype}, or accelerate --mixed_precision no"
-        )
-    setup = replace(setup, sharded=setup.sharded or launched.sharded)
+    fitting(trial.dtype, setup)
+    setup = replace(setup, sharded=setup.sharded or by_accelerate().sharded)
     with together(setup.device, sharded=setup.sharded) as processes:
         lock = files.locked(folder / "lock", f"{folder} is being trained by another process; wait until it is done")
         with lock if processes.main else nullcontext():
             Trainer(trial, task, folder, setup, watch or Quiet(), processes).run()
+
+
+def fitting(dtype: str, setup: Setup) -> None:
+    """Refuse numbers that cannot be trained in, or that accelerate was not asked for."""
+    if dtype == "float16" and setup.device != "cuda":
+        raise ValueError("float16 needs the scaled gradients of cuda; train in bfloat16 or float32 here")
+    launched = by_accelerate()
+    if launched.dtype not in (None, dtype):
+        raise ValueError(
+            f"accelerate was asked for {launched.dtype}, and the trial is in {dtype}; give adapos --dtype "
+            f"{launched.dtype}, or accelerate --mixed_precision no"
+        )
 
 
 def settle(trial: Trial, task: Task, folder: Path) -> None:
@@ -150,7 +156,7 @@ def settle(trial: Trial, task: Task, folder: Path) -> None:
     if not path.exists():
         files.write(path, json.dumps(config, indent=1) + "\n")
         return
-    held = json.loads(path.read_text(encoding="utf-8"))
+    held = files.read(path, *config)
     for name in config:
         if held[name] != config[name]:
             raise ValueError(f"{folder} was begun with another {name.replace('_', ' ')}; choose another folder")
@@ -202,6 +208,8 @@ class Trainer:
                 if self.stopping:
                     raise Stopped(self.signalled or signal.SIGTERM)
         self.finish()
+        if self.signalled:  # in the last step
+            raise Stopped(self.signalled)
 
     def ready(self) -> Any:
         """The model to call."""
@@ -219,7 +227,7 @@ class Trainer:
         if self.processes.main:
             log = self.folder / "log.jsonl"
             # lines of steps that will be done again
-            kept = [line for line in lines(log) if line["step"] <= self.step]
+            kept = [line for line in lines(log) if line["step"] <= self.step and math.isfinite(line["loss"])]
             files.write(log, "".join(json.dumps(line) + "\n" for line in kept))
 
     def save(self) -> None:
@@ -307,6 +315,8 @@ class Trainer:
         reason = f"the loss is {loss} at step {self.step + 1}"
         if self.processes.main:
             files.write(self.folder / "failed.json", json.dumps({"step": self.step, "reason": reason}) + "\n")
+        if self.signalled:
+            raise Stopped(self.signalled)
         raise Failed(reason)
 
     def finish(self) -> None:
@@ -347,10 +357,9 @@ def decoder(trial: Trial, task: Task, backend: str = "auto") -> Decoder:
 
 def load(folder: Path, backend: str = "auto", task: Task | None = None) -> tuple[Trial, Task, Decoder]:
     """A trial that is done; `task` is its own, where it is there already."""
-    try:
-        held = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{folder} holds no trial: it has no config.json") from None
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{folder} holds no trial: it has no config.json")
+    held = files.read(folder / "config.json", "trial")
     trial = Trial(**held["trial"])
     task = task or tasks.build(trial.task)
     model = decoder(trial, task, backend)
@@ -365,8 +374,8 @@ def load(folder: Path, backend: str = "auto", task: Task | None = None) -> tuple
 
 def facts(folder: Path) -> dict[str, Any]:
     """What is known of a trial that is done."""
-    held: dict[str, Any] = json.loads((folder / "done.json").read_text(encoding="utf-8"))
-    return held
+    known = (*COSTS, "sha256", "tokens", "parameters", "positional", "jumps", "adaptation")
+    return files.read(folder / "done.json", *known)
 
 
 def losses(model: nn.Module, batch: Batch, task: Task, device: str, dtype: str) -> Tensor:
@@ -456,9 +465,11 @@ def lines(log: Path) -> list[dict[str, Any]]:
     found = []
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ():
         try:
-            found.append(json.loads(line))
+            held = json.loads(line)
         except ValueError:
             continue
+        if isinstance(held, dict) and all(isinstance(held.get(name), int | float) for name in ("step", "loss")):
+            found.append(held)
     return found
 
 

@@ -17,10 +17,12 @@ def write(folder: Path) -> Path:
     Tables and figures are made first: they need no plotly, and an ImportError says how to install it for the page.
     """
     results = load(folder)
-    for name, text in tables.files(results).items():
-        files.write(folder / "tables" / name, text)
-    for name, text in figures.files(results).items():
-        files.write(folder / "figures" / name, text)
+    for place, made in (("tables", tables.files(results)), ("figures", figures.files(results))):
+        for name, text in made.items():
+            files.write(folder / place / name, text)
+        for old in (folder / place).glob("*.*"):  # of results that are not shown any more
+            if old.name not in made and old.suffix in (".csv", ".md", ".tex", ".svg"):
+                old.unlink()
     files.write(folder / "report.html", page.page(results))
     return folder / "report.html"
 

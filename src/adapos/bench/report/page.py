@@ -113,7 +113,7 @@ def quality(comparison: Comparison, results: Results, figures: dict[str, Any]) -
         + bullets(words.diverged(comparison))
         + f"{table(comparison, results)}"
         + f'<p class="faint">{escape(words.caption(comparison, results))}</p>'
-        + bullets(words.incomplete(comparison, results))
+        + bullets([*words.fewer(comparison, results), *words.incomplete(comparison, results)])
         + heat_maps(comparison, figures)
         + "</section>"
     )

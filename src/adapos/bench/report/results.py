@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections import defaultdict
@@ -16,13 +17,14 @@ import numpy as np
 
 from adapos.bench import rows
 from adapos.bench.report import statistics
-from adapos.bench.rows import SIDE_BY_SIDE, Row
+from adapos.bench.rows import SIDE_BY_SIDE, Row, way
 from adapos.bench.saved import saved_plan
 
 LOWER = ("perplexity", "bits_per_byte")  # is better; all other measures are shares, from 0 to 1
 BESIDE = ("position", "adaptation", "training", "evaluation", SIDE_BY_SIDE)  # protocols that measure no quality
 COSTS = ("tokens_per_second", "peak_bytes", "seconds")
 NEAR = 0.01  # as good as the best, for the choice of the cheapest
+LITTLE = 0.03  # as fast as another, whatever the rounds say
 SIGNIFICANT = 0.05  # the greatest p of a difference that counts, unless the plan says another
 NEEDED = ("baseline", "size", "batch", "command")  # of a plan: no row says them
 
@@ -46,7 +48,10 @@ class Measure:
     @property
     def name(self) -> str:
         """For files."""
-        return re.sub(r"[^a-z0-9_.-]+", "-", f"{self.task} {self.metric} {self.protocol}".lower()).strip("-")
+        said = f"{self.task} {self.metric} {self.protocol}"
+        name = re.sub(r"[^a-z0-9_.-]+", "-", said.lower()).strip("-")
+        # the names of files have an end
+        return name if len(name) <= 120 else f"{name[:100]}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class Score:
     """One number for each seed."""
 
     by_seed: Mapping[int, float]
+    n: int = 0  # numbers that each is a mean of, where it is a share of so many
 
     @cached_property
     def values(self) -> list[float]:
@@ -116,11 +122,13 @@ class Comparison:
     rows: list[Row] = field(repr=False)
 
     def ranked(self, length: int) -> list[tuple[str, float]]:
-        """Encodings with their means, the best first; none that diverged."""
+        """Encodings with their means, the best first; none that diverged, or that has fewer seeds than others."""
+        there = {encoding: self.scores.get((encoding, length)) for encoding in self.encodings}
+        most = max((len(score.values) for score in there.values() if score), default=0)
         found = [
             (encoding, score.mean)
-            for encoding in self.encodings
-            if (score := self.scores.get((encoding, length))) and not score.diverged
+            for encoding, score in there.items()
+            if score and not score.diverged and len(score.values) == most
         ]
         return sorted(found, key=lambda pair: pair[1], reverse=not self.measure.lower)
 
@@ -168,9 +176,10 @@ class Results:
         return [row for row in self.rows if row.metric == metric and row.protocol == protocol]
 
     def main(self, protocol: str = "") -> list[Comparison]:
-        """By the first measure of each task, or by its first of a protocol where it was read by it."""
+        """By the first measure of each task by a protocol, or by the plan's, or else by its first."""
         found: dict[str, Comparison] = {}
-        for each in sorted(self.comparisons, key=lambda each: way(each.measure) != protocol):
+        wanted = protocol or self.plan.get("protocol", "")
+        for each in sorted(self.comparisons, key=lambda each: way(each.measure) != wanted):
             found.setdefault(each.measure.task, each)
         return [each for each in self.comparisons if each in found.values()]
 
@@ -189,10 +198,10 @@ class Results:
         cells: dict[tuple[str, int], dict[int, list[tuple[float, int]]]] = defaultdict(lambda: defaultdict(list))
         for row in found:
             cells[row.encoding, row.length][row.seed].append((row.value, row.n))
-        scores = {
-            place: Score({seed: weighed(values) for seed, values in by_seed.items()})
-            for place, by_seed in cells.items()
-        }
+        scores = {}
+        for place, by_seed in cells.items():
+            n = 0 if measure.lower else min(sum(n for _, n in values) for values in by_seed.values())
+            scores[place] = Score({seed: weighed(values) for seed, values in by_seed.items()}, n)
         lengths = sorted({length for _, length in scores})
         return Comparison(
             measure,
@@ -243,11 +252,15 @@ class Results:
         return [speed / theirs[number] for number, speed in ours.items() if number in theirs]
 
     def cheapest(self, encodings: list[str]) -> list[str]:
-        """Those that train fastest, all that no other beats in every round; none where one of them was not timed."""
+        """All that no other beats in every round; none where one of them was not timed."""
         if not encodings or not all(encoding in self.rounds for encoding in encodings):
             return []
-        first = max(encodings, key=lambda encoding: self.speed(encoding) or 0.0)
-        return [encoding for encoding in encodings if min(self.faster(first, encoding)) <= 1]
+        return [one for one in encodings if not any(self.beats(other, one) for other in encodings)]
+
+    def beats(self, encoding: str, other: str) -> bool:
+        """Whether it trains faster in every round, and by more than a little."""
+        ratios = self.faster(encoding, other)
+        return bool(ratios) and min(ratios) > 1 and median(ratios) >= 1 + LITTLE
 
     def spent(self, name: str) -> dict[str, float]:
         """One of the costs by encoding; none that was not measured."""
@@ -284,7 +297,9 @@ def verdicts(
         else:
             pairs = [(score.by_seed[seed], against.by_seed[seed]) for seed in shared]
             apart = [math.log(x / y) if measure.logarithmic else x - y for x, y in pairs]
-            tests[encoding, length] = (apart, statistics.paired(apart))
+            finest = min(score.n, against.n)
+            # two shares of n are each rounded to a nth
+            tests[encoding, length] = (apart, statistics.paired(apart, math.sqrt(1 / 6) / finest if finest else 0.0))
     corrected = statistics.holm([chance for _, chance in tests.values()])
     for (place, (apart, chance)), held in zip(tests.items(), corrected, strict=True):
         difference = sum(apart) / len(apart)
@@ -306,15 +321,20 @@ def load(folder: Path) -> Results:
 
 
 def current(found: list[Row]) -> list[Row]:
-    """Of each protocol of text the last way that it was read: other stretches are other tokens."""
+    """Of each protocol of text one way that it was read, for other stretches are other tokens: that of the most trials,
+    and of those the last."""
+    trials: dict[tuple[str, str], dict[tuple[str, int], set[str]]] = defaultdict(lambda: defaultdict(set))
+    for row in found:
+        variants = trials[row.task, way(row)]
+        kept = variants.pop(variant(row), set())
+        variants[variant(row)] = {*kept, row.trial}
+    shown = {}
+    for place, variants in trials.items():
+        most = max(map(len, variants.values()))
+        shown[place] = next(mark for mark in reversed(variants) if len(variants[mark]) == most)
+    return [row for row in found if shown[row.task, way(row)] == variant(row)]
 
-    def mark(row: Row) -> tuple[str, int]:
-        return row.protocol, row.length if row.protocol == "position" else 0
 
-    latest = {(row.task, way(row)): mark(row) for row in found}
-    return [row for row in found if latest[row.task, way(row)] == mark(row)]
-
-
-def way(row: Row | Measure) -> str:
-    """`last` of `last 64 of 32 x 4096`"""
-    return row.protocol.partition(" ")[0]
+def variant(row: Row) -> tuple[str, int]:
+    """What tells ways of reading apart."""
+    return row.protocol, row.length if row.protocol == "position" else 0

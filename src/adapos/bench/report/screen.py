@@ -19,7 +19,9 @@ def shown(results: Results, protocol: str = "") -> RenderableType:
         parts.append(Text(words.title(comparison.measure), style="bold"))
         parts += [Text(line) for line in words.answers(comparison, results)]
         parts += [table(comparison), Text(words.caption(comparison, results), style="dim"), Text()]
-    parts += [Text(line, style="yellow") for line in filter(None, [words.caution(results)])]
+        notes = [*words.fewer(comparison, results), *words.incomplete(comparison, results)]
+        parts += [Text(line, style="yellow") for line in notes]
+    parts += [Text(line, style="yellow") for line in filter(None, [words.caution(results, protocol)])]
     parts += [Text(f"failed: {line}", style="red") for line in words.failures(results)]
     return Group(*parts)
 

@@ -11,16 +11,17 @@ ROUNDING = 1e-9
 NEEDED = 3  # pairs: two differences may agree by chance
 
 
-def paired(differences: Sequence[float]) -> float:
+def paired(differences: Sequence[float], finest: float = 0.0) -> float:
     """The two-sided p of a t-test that these differences, two or more, have a mean of zero.
 
-    Differences that are all the same are those of scores too coarse to differ, and tell nothing: 1.
+    `finest` is the spread that rounding alone gives them; they are not taken to have less. Where they have none at
+    all, only their sign tells.
     """
     x = np.asarray(differences, dtype=np.float64)
-    error = float(x.std(ddof=1)) / math.sqrt(len(x))
+    error = max(float(x.std(ddof=1)), finest) / math.sqrt(len(x))
     mean = float(x.mean())
     if error <= ROUNDING * abs(mean):
-        return 1.0
+        return min(1.0, 2.0 ** (1 - len(x))) if mean else 1.0
     return tail(mean / error, len(x) - 1)
 
 

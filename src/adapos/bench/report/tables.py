@@ -32,7 +32,8 @@ QUALITY = (
 COST = ("encoding", "parameters", "positional parameters", "tokens/s", "x baseline", "peak MiB", "seconds", "backend")
 COST_CAPTION = (
     "Parameters, and what training cost: means over seeds. Where encodings were timed side by side, tokens/s is the "
-    "median over rounds, and x baseline the median [least, most] of the ratios in each round."
+    "median over rounds, and x baseline the median [least, most] of the ratios in each round. Peak memory on a cpu is "
+    "that of the whole process."
 )
 COST_CSV = ("encoding", "parameters", "positional", "tokens_per_second", "peak_bytes", "seconds", "backend")
 

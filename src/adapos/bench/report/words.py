@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from itertools import groupby
 from statistics import median
 
 from adapos.bench.report import statistics
 from adapos.bench.report.results import NEAR, Comparison, Measure, Results, Score, Verdict
+from adapos.bench.rows import way
 from adapos.numbers import listed, number, share
 
 LITTLE = 0.01  # an adaptive part below this share of the static one is as good as none
@@ -111,25 +113,26 @@ def answer(comparison: Comparison, results: Results, lengths: list[int], best: l
     means = [comparison.scores[best[0], length].mean for length in lengths]
     if not measure.lower and max(means) == 0:
         return "no encoding gets any right."
-    ends = list(dict.fromkeys(value(measure, x) for x in (means[0], means[-1])))
+    ends = list(dict.fromkeys(value(measure, x) for x in (min(means), max(means))))
     found = f"{named(measure)} {' to '.join(ends)}"
     if len(comparison.encodings) == 1:
         return f"{best[0]} has {found}."
     said = f"{listed(best, 4)} {'is best' if len(best) == 1 else 'are equally good'} ({found})"
-    cheap = [encoding for encoding in best if encoding in cheapest]
     if not cheapest:
         return f"{said}."
-    if len(best) == 1 and cheap:
+    cheaper = [encoding for encoding in cheapest if all(results.beats(encoding, each) for each in best)]
+    if cheaper:
+        times = [median(results.faster(encoding, each)) for encoding in cheaper for each in best]
+        are, train = ("is", "trains") if len(cheaper) == 1 else ("are", "train")
+        ends = list(dict.fromkeys(number(x) for x in (min(times), max(times))))
+        faster = f"{train} {' to '.join(ends)} times as fast"
+        return f"{said}; the cheapest within {NEARLY} {are} {listed(cheaper, 4)}, which {faster}."
+    if len(best) == 1:
         return f"{said}, and none within {NEARLY} of it is measurably cheaper."
-    if cheap:
-        one = "is the cheapest" if len(cheap) == 1 else "are the cheapest"
-        rest = "none is measurably cheaper" if len(cheap) == len(best) else f"{listed(cheap, 4)} {one} of them"
-        return f"{said}, and {rest}."
-    times = [median(results.faster(encoding, best[0])) for encoding in cheapest]
-    are, train = ("is", "trains") if len(cheapest) == 1 else ("are", "train")
-    ends = list(dict.fromkeys(number(x) for x in (min(times), max(times))))
-    faster = f"{train} {' to '.join(ends)} times as fast"
-    return f"{said}; the cheapest within {NEARLY} {are} {listed(cheapest, 4)}, which {faster}."
+    cheap = results.cheapest(best)
+    if len(cheap) == len(best):
+        return f"{said}, and none is measurably cheaper."
+    return f"{said}, and {listed(cheap, 4)} {'is' if len(cheap) == 1 else 'are'} the cheapest of them."
 
 
 def faster(encoding: str, results: Results) -> str:
@@ -140,14 +143,16 @@ def faster(encoding: str, results: Results) -> str:
     return f"{number(median(ratios))} [{number(min(ratios))}, {number(max(ratios))}]"
 
 
-def caution(results: Results) -> str:
+def caution(results: Results, protocol: str = "") -> str:
     """What to say where nothing could be tested, or nothing differs enough; or nothing."""
+    if not results.comparisons:
+        return ""
     if len(results.seeds) < statistics.NEEDED:
         times = "once" if len(results.seeds) == 1 else "twice"
         return f"Each encoding was trained {times}: differences may be chance, and only more seeds can tell."
     if results.baseline is None:
         return "No baseline was named, so no difference is tested."
-    verdicts = [each.word for comparison in results.main() for each in comparison.verdicts.values()]
+    verdicts = [each.word for comparison in results.main(protocol) for each in comparison.verdicts.values()]
     if verdicts and not {"better", "worse"} & set(verdicts):
         return f"No difference from {results.baseline} is significant: the order may be chance."
     return ""
@@ -167,6 +172,15 @@ def caption(comparison: Comparison, results: Results) -> str:
             f"correction over {tests} comparisons; significant below p = {results.significance:g}."
         )
     return said
+
+
+def fewer(comparison: Comparison, results: Results) -> list[str]:
+    """Where the test part holds fewer stretches than were asked for."""
+    found = re.search(r" of (\d+) x (\d+)$", comparison.measure.protocol)
+    asked = results.plan.get("examples", 0)
+    if found is None or int(found[1]) >= asked or way(comparison.measure) != results.plan.get("protocol"):
+        return []
+    return [f"The test part holds {found[1]} stretches of {int(found[2]):,} tokens, fewer than the {asked} asked for."]
 
 
 def incomplete(comparison: Comparison, results: Results) -> list[str]:
