@@ -62,4 +62,4 @@ def convert_(
         model.save_pretrained(place)
         if tokenizer is not None:
             tokenizer.save_pretrained(place)
-    print(f"converted: {to}, a {type(model).__name__} with {encoding!r}")
+    print(f"converted: {to} is an {type(model).__name__} with {encoding!r}")

@@ -43,7 +43,7 @@ from adapos.bench.processes import Processes, alike, by_accelerate, together, wh
 from adapos.bench.signals import Stopped, heard
 from adapos.bench.task import IGNORED, Batch, Task
 from adapos.kernels import named
-from adapos.model import Decoder
+from adapos.model import Decoder, parameter_groups
 from adapos.registry import one_of
 from adapos.sketch import available
 
@@ -420,13 +420,7 @@ def rate(trial: Trial, step: int) -> float:
 
 
 def optimizer(model: nn.Module, trial: Trial) -> torch.optim.AdamW:
-    """AdamW that decays matrices alone, and nothing of the encoding."""
-    decayed: list[nn.Parameter] = []
-    kept: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        (decayed if parameter.ndim > 1 and not name.startswith("encoding.") else kept).append(parameter)
-    groups = [{"params": decayed, "weight_decay": trial.decay}, {"params": kept, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=trial.rate, betas=(0.9, 0.95))
+    return torch.optim.AdamW(parameter_groups(model, trial.decay), lr=trial.rate, betas=(0.9, 0.95))
 
 
 def weights(parameters: Parameters) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from adapos.hf.config import AdaposConfig
 from adapos.hf.convert import convert
 from adapos.hf.model import AdaposForCausalLM, AdaposForSequenceClassification, AdaposModel
 from adapos.hf.pretrained import pretrained
+from adapos.model import parameter_groups
 
 __all__ = [
     "AdaposConfig",
@@ -16,6 +17,7 @@ __all__ = [
     "AdaposModel",
     "PositionsCache",
     "convert",
+    "parameter_groups",
     "pretrained",
 ]
 

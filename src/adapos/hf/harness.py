@@ -1,0 +1,8 @@
+"""lm-evaluation-harness with adapos's models known to transformers: `python -m adapos.hf.harness --model hf ...`."""
+
+from lm_eval.__main__ import cli_evaluate
+
+import adapos.hf  # noqa: F401
+
+if __name__ == "__main__":
+    cli_evaluate()
