@@ -249,24 +249,30 @@ def train_(
         "task": described(task, plan, data=data, field=field, tokenizer=tokenizer, documents=documents, limit=limit),
     }
     asked = planned(plan, given, {})
+    train_trials(asked, Setup(device, backend, accumulate, compiled, recomputed, every, keep, board, sharded), out)
+
+
+def train_trials(plan: Plan, setup: Setup, out: Path) -> None:
+    """Every trial of a plan, here, and no more than that."""
     if (out / "plan.json").exists():  # training does not ask how the folder is read
         there = plans.load(out / "plan.json")
-        asked = replace(asked, **{name: getattr(there, name) for name in ("protocol", "scored", "stride", "examples")})
-    (trial,) = asked.trials
-    asked = asked.checked()
-    setup = Setup(device, backend, accumulate, compiled, recomputed, every, keep, board, sharded)
-    fitting(trial.dtype, setup)
+        plan = replace(plan, **{name: getattr(there, name) for name in ("protocol", "scored", "stride", "examples")})
+    plan, trials = plan.checked(), plan.trials
+    plans.merged(plan, out)
+    fitting(plan.dtype, setup)
     files.folder(out)
-    plans.settle(asked, out)
-    folder = out / "trials" / trial.name
-    try:
-        with stoppable(), terminal.bars(1) as bars:
-            train(trial, folder, setup, bars)
-    except Failed as problem:
-        print(f"failed: {problem}; its state is kept in {folder}", file=sys.stderr)
-        raise typer.Exit(1) from None
-    if first_process():
-        print(f"trained: {folder}")
+    plans.settle(plan, out)
+    with stoppable(), terminal.bars(len(trials)) as bars:
+        for trial in trials:
+            folder = out / "trials" / trial.name
+            try:
+                train(trial, folder, setup, bars)
+            except Failed as problem:
+                print(f"failed: {problem}; its state is kept in {folder}", file=sys.stderr)
+                raise typer.Exit(1) from None
+            bars.done()
+            if first_process():
+                print(f"trained: {folder}")
 
 
 @app.command("evaluate")
@@ -278,6 +284,7 @@ def evaluate_(
     scored: Scored = None,
     stride: Stride = None,
     examples: Examples = None,
+    also: Annotated[str | None, typer.Option(help="Another task to examine on, such as passkey.")] = None,
     device: Device = "cpu",
     backend: Backend = "auto",
 ) -> None:
@@ -296,12 +303,27 @@ def evaluate_(
     if not trained:
         raise ValueError(f"{folder} holds no trained trial; run `adapos train` or `adapos compare` to the end first")
     setup = Setup(device, backend)
+    other = None if also is None else another(also, plan)
     with stoppable(), terminal.bars(len(trained)) as bars:
         for trial in trained:
             comparing.run_trial(folder, plan, trial, setup, bars, bars.examined)
+            if other is not None:
+                comparing.examine(folder, plan, trial, other, setup, bars.examined)
             bars.done()
         comparing.compare_speed(folder, setup, bars.examined)
     finish(folder, plan.protocol)
+
+
+def another(task: str, plan: Plan) -> str:
+    """Another task, in the tokens of the plan's own where it does not name others."""
+    cls, given = tasks.read(task)
+    own = tasks.read(plan.task)[1].get("tokenizer")
+    more = {"tokenizer": own} if own and "tokenizer" in tasks.parameters(cls) and "tokenizer" not in given else {}
+    found = tasks.normal(task, **more)
+    if found == plan.task:
+        raise ValueError(f"{task} is the task of the plan, which is examined anyway; name another, or leave it out")
+    tasks.build(found).check(plan.lengths[0], plan.lengths)
+    return found
 
 
 @app.command("report")

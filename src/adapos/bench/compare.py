@@ -64,6 +64,17 @@ def run_trial(folder: Path, plan: Plan, trial: Trial, setup: Setup, watch: Watch
         rows.append(store, found)
 
 
+def examine(folder: Path, plan: Plan, trial: Trial, task: str, setup: Setup, step: Say) -> None:
+    """A trial that is trained, on another task than its own."""
+    place, store = folder / "trials" / trial.name, folder / "rows.jsonl"
+    have = {row.key: row for row in rows.read(store) if row.trial == trial.name}
+    made = tasks.build(task)
+    for found in evaluate.evaluate(
+        place, plan, have, made, device=setup.device, backend=setup.backend, commit=commit(), step=step, also=task
+    ):
+        rows.append(store, found)
+
+
 def compare_speed(folder: Path, setup: Setup, say: Say) -> None:
     """Time all encodings that could be trained; again where one has been added since."""
     plan, store = plans.load(folder / "plan.json"), folder / "rows.jsonl"
@@ -71,7 +82,7 @@ def compare_speed(folder: Path, setup: Setup, say: Say) -> None:
     rounds = Counter(row.encoding for row in rows.read(store) if row.protocol == rows.SIDE_BY_SIDE)
     timed = {encoding for encoding, count in rounds.items() if count >= speed.ROUNDS}
     trials = [trial for trial in replace(plan, seeds=plan.seeds[:1]).trials if trial.encoding in trained]
-    if len(trained) < 2 or trained <= timed:
+    if len(trained) < 2 or trained <= timed or plan.model:
         return
     try:
         rows.append(store, speed.side_by_side(trials, tasks.build(plan.task), setup, commit(), say))

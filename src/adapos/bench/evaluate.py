@@ -58,15 +58,20 @@ def evaluate(
     backend: str = "auto",
     commit: str = "",
     step: Callable[[str], object] = lambda text: None,
+    also: str | None = None,
 ) -> Iterator[list[Row]]:
-    """Rows of a trial that `have` does not hold yet, length by length.
+    """Rows of a trial, on its own task or on `also`, another one, that `have` does not hold yet, length by length.
 
     Those of text that it holds, but that were written before the same was read in another way, are given again: the
     last way that was asked for is the one that is shown.
     """
     trial, task, model = train.load(folder, backend, task)
     model = model.to(device)
+    if task.vocabulary > model.vocabulary:
+        raise ValueError(f"{also or trial.task} has {task.vocabulary} tokens, and the model knows {model.vocabulary}")
     blank = blank_row(trial, task, commit, folder)
+    if also is not None:
+        blank = replace(blank, task=also)
     reading = Reading(model, task, plan, device) if isinstance(task, Text) else None
     for length in plan.lengths:
         step(f"{trial.encoding}, seed {trial.seed}: {length} tokens")
@@ -305,6 +310,8 @@ def mean_and_error(values: NDArray[np.float64]) -> tuple[float, float | None]:
 
 
 def backend_of(trial: Trial, size: Size, backend: str) -> str:
-    """Which backend runs the first layer."""
+    """Which backend runs the first layer; of a pretrained model it is not asked."""
+    if trial.model:
+        return ""
     with torch.no_grad():
         return choose(sketch(build(trial.encoding, trial.shape).eval(), size), backend).name

@@ -54,6 +54,7 @@ class Trial:
     width: int
     heads: int
     kv_heads: int
+    model: str = ""  # that is pretrained, and what `encoding` is done to
 
     @property
     def shape(self) -> Shape:
@@ -63,7 +64,7 @@ class Trial:
     def name(self) -> str:
         """A folder's name: the encoding to be read, the hash to tell apart."""
         words = re.sub(r"[^a-z0-9]+", "-", self.encoding.lower()).strip("-")
-        text = json.dumps(asdict(self), sort_keys=True)
+        text = json.dumps({name: x for name, x in asdict(self).items() if name != "model" or x}, sort_keys=True)
         return f"{words[:40]}-{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
@@ -95,6 +96,7 @@ class Plan:
     stride: int = 0  # of the sliding window; 0: half of the length
     examples: int = 64  # texts that are read at each length, or exams at each place of a grid
     baseline: str | None = None
+    model: str = ""  # a pretrained one, by name or path, that encodings are put into
     significance: float | None = None  # the greatest p of a difference that counts; None: 0.05
     command: str = ""
     checksum: str = ""  # of the data, once it has been looked at
@@ -137,7 +139,7 @@ class Plan:
         for name in ("layers", "width", "heads", "kv_heads"):
             object.__setattr__(self, name, getattr(shape, name))
         for spec in filter(None, (*self.encodings, self.baseline)):
-            named[spec] = registry.spec(registry.build(spec, shape))
+            named[spec] = self.named(spec, shape)
         object.__setattr__(self, "encodings", tuple(named[spec] for spec in self.encodings))
         if self.baseline is not None:
             object.__setattr__(self, "baseline", named[self.baseline])
@@ -174,8 +176,20 @@ class Plan:
                 "tokens are scored at every length"
             )
 
+    def named(self, spec: str, shape: Shape) -> str:
+        """An encoding, or what is done to a pretrained model, in its own words."""
+        if not self.model:
+            return registry.spec(registry.build(spec, shape))
+        from adapos.bench import pretrained  # which loads transformers
+
+        return str(pretrained.method(spec, shape))
+
     @property
     def shape(self) -> Shape:
+        if self.model:
+            from adapos.bench import pretrained
+
+            return pretrained.shape_of(self.model)
         named = SIZES[self.size]
         heads = self.heads or named.heads
         return Shape(
@@ -205,6 +219,8 @@ class Plan:
         """The task, with the data it needs."""
         task = tasks.build(self.task)
         task.check(self.train_length, self.lengths)
+        if self.model:
+            return task
         for spec in self.encodings:
             promises = registry.build(spec, self.shape).promises
             if promises.causal_only and not task.causal:

@@ -108,10 +108,13 @@ def _loaded(name: str) -> Any:
     """The tokenizer of the tokenizers library within the one of transformers."""
     try:
         from transformers import AutoTokenizer
+
+        from adapos.hf.pretrained import source
     except ImportError:
         raise ValueError(f"the tokenizer {name!r} needs transformers: pip install 'adapos[hf]'") from None
     try:
-        found = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+        place, given = source(name)
+        found = AutoTokenizer.from_pretrained(place, use_fast=True, **given)
     except Exception as problem:  # of the network, the hub and the files: of any kind
         reason = str(problem).strip().partition("\n")[0]
         raise ValueError(f"{KINDS}, and {name!r} cannot be loaded: {reason}") from None

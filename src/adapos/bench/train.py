@@ -177,7 +177,7 @@ class Trainer:
         self.model.recomputes = setup.recomputed
         self.joined = processes.joined(self.model, sharded=setup.sharded)
         # those that the optimizer has; a sharded model shows others while it computes
-        self.parameters = dict(self.model.named_parameters())
+        self.parameters = trained(self.model)
         self.optimizer = optimizer(self.model, trial)
         self.scaler = torch.amp.GradScaler(setup.device, enabled=trial.dtype == "float16" and setup.device == "cuda")
         self.step, self.seconds, self.tokens = 0, 0.0, 0
@@ -196,7 +196,7 @@ class Trainer:
             self.board = opened(self.setup.board, self.folder, self.trial, self.step)
         forget_peak(self.setup.device)
         with heard(self.asked), closing(self.board):
-            while self.step < self.trial.steps:
+            while self.step < self.trial.steps and self.parameters:
                 began = time.perf_counter()
                 loss, norm = self.advance(model)
                 self.seconds += time.perf_counter() - began
@@ -305,6 +305,8 @@ class Trainer:
 
     def adaptation(self) -> list[adaptation.Adaptation]:
         """On a few texts that are the same at every step."""
+        if not isinstance(self.model, Decoder):
+            return []
         batch = self.task.batch(generator(self.trial.seed, 0, 2), 4, self.trial.train_length)
         tokens, _, doc = tensors(batch, self.setup.device)
         doc = None if doc is None else doc[:, :PROBE]
@@ -324,17 +326,17 @@ class Trainer:
         if not self.processes.main:
             return
         log = lines(self.folder / "log.jsonl")
-        sizes = {name: x.numel() for name, x in self.parameters.items()}
+        sizes = {name: x.numel() for name, x in self.model.named_parameters()}
         data = save(held)
         facts = {
             "sha256": hashlib.sha256(data).hexdigest(),
             "loss": log[-1]["loss"] if log else math.nan,
             "seconds": self.seconds,
             "tokens": self.tokens,
-            "tokens_per_second": self.tokens / self.seconds,
+            "tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0,
             "peak_bytes": peak(self.setup.device),
             "parameters": sum(sizes.values()),
-            "positional": sum(size for name, size in sizes.items() if name.startswith("encoding.")),
+            "positional": sum(size for name, size in sizes.items() if "encoding" in name),
             "jumps": jumps(log),
             "adaptation": [asdict(layer) for layer in layers],
         }
@@ -352,6 +354,11 @@ class Trainer:
 def decoder(trial: Trial, task: Task, backend: str = "auto") -> Decoder:
     """The model before its first step. Weights that are not the encoding's are the same for every encoding."""
     torch.manual_seed(trial.seed)
+    if trial.model:
+        from adapos.bench import pretrained  # which loads transformers
+
+        done: Any = pretrained.Pretrained(trial.model, pretrained.method(trial.encoding, trial.shape), task.vocabulary)
+        return done
     return Decoder(task.vocabulary, trial.shape, trial.encoding, dropout=trial.dropout, backend=backend)
 
 
@@ -368,7 +375,7 @@ def load(folder: Path, backend: str = "auto", task: Task | None = None) -> tuple
     data = (folder / "weights.safetensors").read_bytes()
     if hashlib.sha256(data).hexdigest() != facts(folder)["sha256"]:
         raise ValueError(f"the weights in {folder} are not those that were trained; remove its done.json to train on")
-    load_weights(dict(model.named_parameters()), from_bytes(data))
+    load_weights(trained(model), from_bytes(data))
     return trial, task, model.eval()
 
 
@@ -421,6 +428,11 @@ def rate(trial: Trial, step: int) -> float:
 
 def optimizer(model: nn.Module, trial: Trial) -> torch.optim.AdamW:
     return torch.optim.AdamW(parameter_groups(model, trial.decay), lr=trial.rate, betas=(0.9, 0.95))
+
+
+def trained(model: nn.Module) -> Parameters:
+    """Those that are; of a pretrained model a few."""
+    return {name: x for name, x in model.named_parameters() if x.requires_grad}
 
 
 def weights(parameters: Parameters) -> dict[str, Tensor]:

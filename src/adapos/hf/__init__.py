@@ -7,7 +7,7 @@ from adapos.hf.cache import PositionsCache
 from adapos.hf.config import AdaposConfig
 from adapos.hf.convert import convert
 from adapos.hf.model import AdaposForCausalLM, AdaposForSequenceClassification, AdaposModel
-from adapos.hf.pretrained import pretrained
+from adapos.hf.pretrained import pretrained, source
 from adapos.model import parameter_groups
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "convert",
     "parameter_groups",
     "pretrained",
+    "source",
 ]
 
 AutoConfig.register("adapos", AdaposConfig, exist_ok=True)

@@ -8,23 +8,27 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
-def pretrained(source: str, **named: Any) -> tuple[Any, Any]:
-    """The model and its tokenizer, or None where it has none. No code of a hub is run, and no pickle is read."""
+def source(name: str) -> tuple[str, dict[str, Any]]:
+    """Where transformers finds a model, its configuration and its tokenizer. No code of a hub is run."""
     given: dict[str, Any] = {"trust_remote_code": False}
-    path = Path(source)
-    if path.suffix == ".gguf":
+    path = Path(name)
+    return (str(path.parent), {**given, "gguf_file": path.name}) if path.suffix == ".gguf" else (name, given)
+
+
+def pretrained(name: str, **named: Any) -> tuple[Any, Any]:
+    """The model and its tokenizer, or None where it has none. No pickle is read."""
+    place, given = source(name)
+    loading: dict[str, Any] = {"use_safetensors": True}
+    if "gguf_file" in given:
         from transformers import GgufConfig
 
-        source, given["gguf_file"] = str(path.parent), path.name
         loading = {"quantization_config": GgufConfig(dequantize=True)}
-    else:
-        loading = {"use_safetensors": True}
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, **given, **loading, **named)
+        model = AutoModelForCausalLM.from_pretrained(place, **given, **loading, **named)
     except Exception as problem:  # of the network, the hub and the files: of any kind
-        raise ValueError(f"{source} cannot be loaded: {_first(problem)}") from None
+        raise ValueError(f"{name} cannot be loaded: {_first(problem)}") from None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **given)
+        tokenizer = AutoTokenizer.from_pretrained(place, **given)
     except Exception:  # a model may have none
         tokenizer = None
     return model.eval(), tokenizer

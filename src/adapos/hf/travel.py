@@ -147,22 +147,32 @@ def converted(family: Any) -> Any:
     return NewAttention
 
 
-def fitting(model: Any, spec: str) -> PositionalEncoding:
-    """An encoding for a model without a head, with its angles where the spec gives no others."""
-    config, rotary = model.config, model.rotary_emb
-    shape = Shape(
+def shape_in(config: Any) -> Shape:
+    """Of a family's configuration."""
+    return Shape(
         layers=config.num_hidden_layers,
         width=config.hidden_size,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
-        head_width=model.layers[0].self_attn.head_dim,
+        head_width=getattr(config, "head_dim", None),
     )
+
+
+def inside(spec: str, shape: Shape) -> PositionalEncoding:
+    """An encoding that has a place in a pretrained model."""
     encoding = build(spec, shape)
     if encoding.adds:
         raise ValueError(
             f"{spec!r} adds to the embeddings, which a pretrained model has learned without; choose an encoding of "
             "queries, keys or pairs"
         )
+    return encoding
+
+
+def fitting(model: Any, spec: str) -> PositionalEncoding:
+    """An encoding for a model without a head, with its angles where the spec gives no others."""
+    rotary = model.rotary_emb
+    encoding = inside(spec, shape_in(model.config))
     given = dict(parse(spec))
     part: Any
     for part in encoding if isinstance(encoding, Compose) else [encoding]:
