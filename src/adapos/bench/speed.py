@@ -23,7 +23,7 @@ from adapos.bench.train import Quiet, Setup, Trainer
 
 ROUNDS = 7
 STEPS = 3  # of each encoding in a round, at least
-SECONDS = 1.0  # that the steps of one encoding in a round take, about
+SECONDS = 0.6  # that the steps of one encoding in a round take, about
 SHARE = 0.2  # of the steps of training, at most, that all rounds together take
 
 
