@@ -103,6 +103,15 @@ def test_angles_of_the_spec_come_before_those_of_the_model() -> None:
     assert torch.allclose(ours, theirs, atol=1e-6)
 
 
+def test_angles_that_change_with_the_length_cannot_be_cached() -> None:
+    changing = {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 2.0}
+    model = hf.convert(small.model("llama", rope_parameters=changing, max_position_embeddings=8), "tape")
+    tokens, _ = small.texts()
+    assert model(tokens).past_key_values is None
+    with pytest.raises(ValueError, match=r"'tape' cannot decode with a cache: the model's angles \(dynamic\) change"):
+        model.generate(tokens, max_new_tokens=3, do_sample=False, pad_token_id=0)
+
+
 def test_attentions_and_hidden_states_are_given() -> None:
     base, (tokens, _) = small.model("llama", attn_implementation="eager"), small.texts()
     model = hf.convert(copy.deepcopy(base), "tape")

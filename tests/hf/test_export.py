@@ -166,7 +166,15 @@ def test_the_evaluation_harness_runs_a_task_of_ones_own(exported: Path, tmp_path
     (tmp_path / "capitals.yaml").write_text(TASK.replace("FILE", str(tmp_path / "test.jsonl")))
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "adapos.hf.harness", "--model", "hf", "--model_args", f"pretrained={exported},prefix_token_id=10"),
+            *(
+                sys.executable,
+                "-m",
+                "adapos.hf.harness",
+                "--model",
+                "hf",
+                "--model_args",
+                f"pretrained={exported},prefix_token_id=10",
+            ),
             *("--tasks", "capitals", "--include_path", str(tmp_path), "--device", "cpu", "--batch_size", "2"),
             *("--output_path", str(tmp_path / "out")),
         ],

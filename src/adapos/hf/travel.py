@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adapos.encoding import Compose, Keys, PositionalEncoding, Shape, Tokens
+from adapos.encoding import Compose, Keys, PositionalEncoding, Promises, Shape, Tokens
 from adapos.hf.attention import NAME, Seen
 from adapos.hf.inputs import documents_and_ids
 from adapos.kernels import attend, weights
@@ -25,6 +25,7 @@ from adapos.model.layer import allowed
 from adapos.registry import build, label, parse
 
 TURNING = ("base", "schedule", "factor", "trained")  # parameters that say what angles are
+CHANGING = ("dynamic", "longrope")  # kinds of angles that are others in a longer text
 
 
 class Journey:
@@ -89,8 +90,13 @@ class Positions(nn.Module):
 class Angles:
     """The angles of a pretrained model, whatever its settings make of them, as `rope` and `tape` ask for them."""
 
-    def __init__(self, rotary: nn.Module, like: Any) -> None:
+    def __init__(self, rotary: Any, like: Any) -> None:
         self.rotary, self.promises, self.width = (rotary,), like.promises, like.width
+        if rotary.rope_type in CHANGING:
+            why = (
+                f"the model's angles ({rotary.rope_type}) change with the length of a text, and cached keys keep theirs"
+            )
+            self.promises = Promises(relative=False, cacheable=False, because=why)
 
     def turn(self, pos: Tensor, x: Tensor, *, sized: bool = True) -> tuple[Tensor, Tensor]:
         """(B, T, D / 2) each. Without `sized` they are no longer than 1, whatever the model scales them by."""
