@@ -9,7 +9,7 @@ demo test test-pretrained check sanitize: export GOMP_SPINCOUNT = 3000
 
 demo: $(READY)
 	$(BIN)/adapos compare --encodings "rope, alibi, kerple, kerple + dape, tape" --task text --train-length 128 \
-		--lengths 128..4096 --size 1m --steps 300 --batch 16 --rate 3e-3 --examples 32 --out runs/demo
+		--lengths 128..4096 --size 1m --steps 350 --batch 16 --rate 3e-3 --examples 32 --out runs/demo
 
 test: $(READY)
 	$(BIN)/python -m pytest

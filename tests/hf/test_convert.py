@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +176,26 @@ def test_a_conversion_that_is_refused_leaves_the_model_as_it_was() -> None:
             hf.convert(model, "sinusoidal")
         assert torch.equal(model(tokens).logits, before)
     assert type(model) is transformers.LlamaForCausalLM
+
+
+def test_weights_too_few_and_too_many_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    hf.convert(small.model("llama"), "tape").save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    held = load_file(path)
+    for changed, sentence in (
+        ({name: x for name, x in held.items() if name != "model.encoding.w_p"}, "it lacks model.encoding.w_p"),
+        (held | {"odd": torch.zeros(2)}, "it has besides odd"),
+    ):
+        save_file(changed, path, metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=sentence):
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_converted_model_is_not_loaded_as_what_it_was(tmp_path: Path) -> None:
+    hf.convert(small.model("llama"), "tape").save_pretrained(tmp_path)
+    code = f"from transformers import AutoModelForCausalLM; AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "adapos_llama" in done.stderr
