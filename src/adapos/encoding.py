@@ -138,7 +138,30 @@ class PositionalEncoding(nn.Module):
         return state
 
 
-class Compose(PositionalEncoding):
+def _any(trait: str) -> Any:
+    return property(lambda self: any(getattr(part, trait) for part in self))
+
+
+class Several(PositionalEncoding):
+    """Encodings that act as one, which does what any of them does and promises what all of them promise."""
+
+    parts: nn.ModuleList
+
+    adds, renumbers, rotates, biases, mixes = map(_any, ("adds", "renumbers", "rotates", "biases", "mixes"))
+    travels = _any("travels")
+
+    def __iter__(self) -> Iterator[PositionalEncoding]:
+        return iter(self.parts)  # type: ignore[arg-type]
+
+    @property
+    def promises(self) -> Promises:  # type: ignore[override]
+        first, *rest = [part.promises for part in self]
+        for promises in rest:
+            first = first & promises
+        return first
+
+
+class Compose(Several):
     """`a + b`: runs the hooks of its parts in turn and adds their pairs."""
 
     def __init__(self, parts: Sequence[PositionalEncoding]) -> None:
@@ -163,40 +186,6 @@ class Compose(PositionalEncoding):
                 raise ValueError(f"{part.name} appears twice; name it once")
         for part in parts:
             part.beside([other for other in parts if other is not part])
-
-    def __iter__(self) -> Iterator[PositionalEncoding]:
-        return iter(self.parts)  # type: ignore[arg-type]
-
-    @property
-    def promises(self) -> Promises:  # type: ignore[override]
-        first, *rest = [part.promises for part in self]
-        for promises in rest:
-            first = first & promises
-        return first
-
-    @property
-    def travels(self) -> bool:
-        return any(part.travels for part in self)
-
-    @property
-    def adds(self) -> bool:  # type: ignore[override]
-        return any(part.adds for part in self)
-
-    @property
-    def biases(self) -> bool:  # type: ignore[override]
-        return any(part.biases for part in self)
-
-    @property
-    def rotates(self) -> bool:  # type: ignore[override]
-        return any(part.rotates for part in self)
-
-    @property
-    def mixes(self) -> bool:  # type: ignore[override]
-        return any(part.mixes for part in self)
-
-    @property
-    def renumbers(self) -> bool:  # type: ignore[override]
-        return any(part.renumbers for part in self)
 
     def begin(self, x: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Any]:
         state: dict[int, Any] = {}
@@ -226,7 +215,7 @@ class Compose(PositionalEncoding):
         return [part.after_mlp(layer, x, y, own) for part, own in zip(self, state, strict=True)]
 
 
-class Layered(PositionalEncoding):
+class Layered(Several):
     """An encoding for each layer, by number into `parts`: layers that share a part share what it learns and carries."""
 
     def __init__(self, parts: Sequence[PositionalEncoding], layers: Sequence[int]) -> None:
@@ -240,22 +229,8 @@ class Layered(PositionalEncoding):
                 )
         self.parts, self.layers = nn.ModuleList(parts), tuple(layers)
 
-    def __iter__(self) -> Iterator[PositionalEncoding]:
-        return iter(self.parts)  # type: ignore[arg-type]
-
     def _of(self, layer: int) -> PositionalEncoding:
         return self.parts[self.layers[layer]]  # type: ignore[return-value]
-
-    @property
-    def promises(self) -> Promises:  # type: ignore[override]
-        first, *rest = [part.promises for part in self]
-        for promises in rest:
-            first = first & promises
-        return first
-
-    @property
-    def travels(self) -> bool:
-        return any(part.travels for part in self)
 
     def begin(self, x: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Any]:
         return x, pos, [part.begin(x, pos)[2] for part in self]
