@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-import adapos.hf  # noqa: F401
+import adapos.hf
 from hf import small
 
 PACKED = torch.cat([torch.arange(9), torch.arange(8)])[None].expand(3, -1)
@@ -121,3 +121,22 @@ def test_what_adapos_cannot_do_is_refused() -> None:
     )
     with pytest.raises(ValueError, match="caches of a fixed size are not for it; leave cache_implementation out"):
         llama.generate(tokens, max_new_tokens=3, do_sample=False, pad_token_id=0, cache_implementation="static")
+
+
+def test_padding_of_another_text_is_not_that_of_the_queries() -> None:
+    eager, ours = pair(
+        transformers.T5ForConditionalGeneration, lambda: transformers.T5Config(**T5, decoder_start_token_id=0)
+    )
+    tokens, _ = small.texts()
+    mask = torch.ones_like(tokens)
+    mask[0, 5:] = 0
+    given = {"input_ids": tokens, "attention_mask": mask, "decoder_input_ids": tokens.flip(1)}
+    assert torch.allclose(said(eager, **given), said(ours, **given), atol=1e-5)
+
+
+def test_a_layer_that_says_it_is_not_causal_is_not() -> None:
+    q, k, v = torch.randn(3, 2, 4, 6, 8)
+    layer = torch.nn.Module()
+    found, _ = adapos.hf.attention.attention(layer, q, k, v, None, is_causal=False)
+    plain = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    assert torch.allclose(found.transpose(1, 2), plain, atol=1e-6)

@@ -199,3 +199,47 @@ def test_a_converted_model_is_not_loaded_as_what_it_was(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
     assert "adapos_llama" in done.stderr
+
+
+@pytest.mark.parametrize("encoding", EXACT)
+def test_ids_that_jump_are_one_text_where_a_mask_or_a_cache_says_so(encoding: str) -> None:
+    base, (tokens, _) = small.model("llama"), small.texts()
+    model = hf.convert(copy.deepcopy(base), encoding)
+    pos = torch.cat([torch.arange(4), torch.arange(100, 113)])[None].expand(3, -1)
+    for given in ({"attention_mask": torch.ones_like(tokens)}, {}, {"use_cache": False}):
+        with torch.no_grad():
+            ours, theirs = (each(tokens, position_ids=pos, **given).logits for each in (model, base))
+        assert torch.allclose(ours, theirs, atol=1e-5), given
+
+
+def test_a_mask_over_what_is_cached_is_heard() -> None:
+    base, (tokens, _) = small.model("qwen2"), small.texts()
+    model = hf.convert(copy.deepcopy(base), "tape")
+    mask = torch.ones_like(tokens)
+    mask[0, 6:9] = 0
+    said = []
+    for each in (base, model):
+        with torch.no_grad():
+            past = each(tokens[:, :12], use_cache=True).past_key_values
+            said.append(each(tokens[:, 12:], attention_mask=mask, past_key_values=past).logits)
+    assert torch.allclose(*said, atol=1e-5)
+
+
+def test_a_window_that_a_family_does_not_know_is_not_given_to_it() -> None:
+    base, (tokens, _) = small.model("llama", sliding_window=4), small.texts()
+    with torch.no_grad():
+        before = base(tokens).logits
+        assert torch.allclose(hf.convert(base, "tape")(tokens).logits, before, atol=1e-6)
+
+
+def test_an_encoding_trains_where_the_model_does() -> None:
+    model = hf.convert(small.model("llama"), "randomized + rope")
+    assert not model.model.encoding.training
+
+
+def test_a_converted_model_is_pickled(tmp_path: Path) -> None:
+    model, (tokens, _) = hf.convert(small.model("llama"), "tape"), small.texts()
+    torch.save(model, tmp_path / "model.pt")
+    again = torch.load(tmp_path / "model.pt", weights_only=False)
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, model(tokens).logits)

@@ -12,7 +12,7 @@ import transformers
 
 peft = pytest.importorskip("peft")
 
-import adapos.hf  # noqa: E402, F401
+import adapos.hf  # noqa: E402
 from adapos.hf.peft import AdaposPeftConfig  # noqa: E402
 from hf import small  # noqa: E402
 
@@ -102,3 +102,17 @@ def test_a_family_that_cannot_be_converted_is_refused() -> None:
     model = transformers.Phi3ForCausalLM(transformers.Phi3Config(**small.SIZES, pad_token_id=0))
     with pytest.raises(ValueError, match="Phi3ForCausalLM cannot be converted: its attention"):
         peft.get_peft_model(model, AdaposPeftConfig())
+
+
+def test_names_that_would_lose_parameters_and_models_with_adapters_are_refused() -> None:
+    with pytest.raises(ValueError, match="an adapter cannot be called 'w_p', as a parameter is"):
+        peft.get_peft_model(small.model("llama"), AdaposPeftConfig(encoding="tape"), adapter_name="w_p")
+    lora = peft.get_peft_model(small.model("llama"), peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match="holds adapters; convert it before they are added"):
+        adapos.hf.convert(lora.get_base_model(), "tape")
+
+
+def test_low_rank_updates_of_a_converted_model_are_merged() -> None:
+    model = adapos.hf.convert(small.model("llama"), "tape")
+    lora = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    assert type(lora.merge_and_unload()) is type(model)

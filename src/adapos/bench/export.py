@@ -23,6 +23,8 @@ from adapos.hf.model import AdaposForCausalLM
 def export(folder: Path, to: Path) -> None:
     """Write `to`, whole or not at all."""
     trial, task, decoder = train.load(folder)
+    if trial.model:
+        raise ValueError(f"{folder} holds an adapter of {trial.model}, not a model; only decoders of ours are exported")
     if not task.causal:
         raise ValueError(f"{trial.task} is read in both directions, and a causal language model cannot be made of it")
     block: Any = decoder.blocks[0]

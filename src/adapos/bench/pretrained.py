@@ -65,6 +65,7 @@ def shape_of(name: str) -> Shape:
     from transformers import AutoConfig
 
     import adapos.hf
+    from adapos.hf.families import NAMES
     from adapos.hf.travel import shape_in
 
     place, given = adapos.hf.source(name)
@@ -72,6 +73,10 @@ def shape_of(name: str) -> Shape:
         config = AutoConfig.from_pretrained(place, **given)
     except Exception as problem:  # of the network, the hub and the files: of any kind
         raise ValueError(f"{name} cannot be loaded: {' '.join(str(problem).split())[:200]}") from None
+    if config.model_type not in NAMES:
+        raise ValueError(
+            f"{name} is a {config.model_type}, and adapos trains inside {', '.join(NAMES)}; choose another"
+        )
     return shape_in(config)
 
 

@@ -30,7 +30,7 @@ class Seen:
     causal: bool = False
     window: int | None = None  # a query sees keys at a distance below this
     keys: Tensor | None = None  # (B, S): False at padding
-    doc: Tensor | None = None  # (B, S): the text that each token belongs to
+    doc: Tensor | None = None  # (B, S): the text that each token belongs to, of several in a row
 
     def layout(self, batch: int, queries: int, keys: int, device: torch.device) -> Layout:
         """The queries are the last keys. Ids are places: what a model knows of positions is in its queries and keys."""
@@ -43,7 +43,10 @@ class Seen:
         if self.keys is not None:
             doc = torch.where(self.keys, doc, PADDING)
         doc = doc.expand(batch, -1)
-        return Layout(dense.q_pos, dense.k_pos, doc[:, keys - queries :], doc, causal=self.causal, window=self.window)
+        # queries of another text have no padding of these keys
+        own = doc[:, keys - queries :]
+        own = torch.zeros_like(own) if self.doc is None and not self.causal else own
+        return Layout(dense.q_pos, dense.k_pos, own, doc, causal=self.causal, window=self.window)
 
 
 def attention(
@@ -56,6 +59,7 @@ def attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     position_bias: Tensor | None = None,  # (1 or B, H, T, S)
+    is_causal: bool | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **unused: Any,
@@ -79,7 +83,8 @@ def attention(
         )
         attention_mask = Seen()
     if attention_mask is None:  # a model that makes no mask says by itself whether it is causal
-        attention_mask = Seen(causal=bool(getattr(module, "is_causal", True)) and queries > 1)
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        attention_mask = Seen(causal=bool(causal) and queries > 1)
     if not attention_mask.causal and queries != keys:
         return crossed(query, key, value, attention_mask, biases, dropout, scaling), None
     layout = attention_mask.layout(batch, queries, keys, query.device)
@@ -92,6 +97,8 @@ def crossed(
     query: Tensor, key: Tensor, value: Tensor, seen: Seen, biases: list[Tensor], dropout: float, scaling: float | None
 ) -> Tensor:
     """Attention to the tokens of another text, which has no positions of its own: torch's."""
+    if seen.window is not None or seen.doc is not None:
+        raise ValueError("attn_implementation='adapos' has no windows or packing over another text; choose 'sdpa'")
     if seen.keys is not None:
         hidden = torch.zeros_like(seen.keys, dtype=query.dtype).masked_fill(~seen.keys, -torch.inf)
         biases = [*biases, hidden[:, None, None]]

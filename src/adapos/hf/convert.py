@@ -15,6 +15,8 @@ def convert(model: Any, encoding: str) -> Any:
     is trained on.
     """
     known = checked(model)
+    if any(hasattr(module, "base_layer") for module in model.modules()):
+        raise ValueError(f"this {type(model).__name__} holds adapters; convert it before they are added, or merge them")
     body = model.model if type(model) is known.causal else model
     install(body, encoding)
     config = model.config

@@ -18,7 +18,7 @@ from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from adapos.hf.cache import taken
 from adapos.hf.loading import Exact
-from adapos.hf.travel import install
+from adapos.hf.travel import converted, install
 from adapos.registry import label
 
 NAMES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
@@ -91,6 +91,8 @@ def family(name: str) -> Family:
 
     for cls, kind in ((NewConfig, "Config"), (NewModel, "Model"), (NewCausal, "ForCausalLM")):
         cls.__name__ = cls.__qualname__ = f"Adapos{prefix}{kind}"
+        globals()[cls.__name__] = cls  # where pickle looks for it
+    converted(getattr(import_module(f"transformers.models.{name}.modeling_{name}"), f"{prefix}Attention"))
     # how transformers finds what output_attentions and output_hidden_states are taken from
     _CAN_RECORD_REGISTRY[str(NewModel)] = model._can_record_outputs
     return Family(config, model, causal, NewConfig, NewModel, NewCausal)

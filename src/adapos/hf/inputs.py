@@ -16,13 +16,16 @@ def documents_and_ids(
     length: int,
     cache: Cache | None,
     device: torch.device,
+    *,
+    packed: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
     """`doc` and `pos` of the new tokens, (B, T), each None where it is what a Layout takes by itself.
 
-    Where ids jump and neither a mask nor a cache is there, each run of ids that rise by one is a text of its own,
-    packed beside others, as for transformers' own models.
+    Where they are `packed`, each run of ids that rise by one is a text of its own.
     """
     cached = 0 if cache is None else cache.length
+    if cache is not None and cached and attention_mask is not None and attention_mask.shape[-1] == cached + length:
+        cache.cover(attention_mask[:, :cached].to(device) != 0)
     doc = None if attention_mask is None else padding(attention_mask, batch, length, cached, device)
     if position_ids is None:
         return doc, None
@@ -34,7 +37,7 @@ def documents_and_ids(
     plain = torch.arange(cached, cached + length, device=device)
     if doc is None and (cache is None or cache.plain) and torch.equal(pos, plain.expand(batch, -1)):
         return None, None
-    if attention_mask is None and not cached and length > 1:
+    if packed and length > 1:
         breaks = pos.diff(dim=1) != 1
         if bool(breaks.any()):
             doc = torch.cat([breaks.new_zeros(batch, 1), breaks], dim=1).cumsum(1)

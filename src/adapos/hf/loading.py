@@ -27,7 +27,11 @@ class Exact:
         odd = {
             "lacks": sorted(name for name in found["missing_keys"] if not name.startswith(cls.fresh or "\0")),
             "has besides": sorted(name for name in found["unexpected_keys"] if not name.startswith(cls.spare or "\0")),
-            "has in another shape": [] if others_too else sorted(str(each[0]) for each in found["mismatched_keys"]),
+            "has in another shape": sorted(
+                str(each[0])
+                for each in found["mismatched_keys"]
+                if not (others_too and str(each[0]).startswith(cls.fresh or "\0"))
+            ),
         }
         said = [f"{what} {listed(names)}" for what, names in odd.items() if names]
         if said:

@@ -101,7 +101,9 @@ class AdaposModel(AdaposPreTrainedModel):
         cache = None if past is None else past.tokens
         x = decoder.embedding(input_ids) if inputs_embeds is None else inputs_embeds
         batch, length = x.shape[:2]
-        doc, pos = documents_and_ids(attention_mask, position_ids, batch, length, cache, x.device)
+        # as for transformers' own models, which take ids that jump for several texts where nothing else is said
+        packed = attention_mask is None and cache is None
+        doc, pos = documents_and_ids(attention_mask, position_ids, batch, length, cache, x.device, packed=packed)
         layout = decoder.layout((batch, length), pos, doc, cache, window=config.window)
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
         output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states

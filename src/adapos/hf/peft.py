@@ -74,6 +74,7 @@ class AdaposLayer(Positions, BaseTunerLayer):
     """The encodings of all adapters, of which one is at work."""
 
     adapter_layer_names = ("adapos_encoding",)
+    kept = "base_layer"
 
     def __init__(self, rotary: nn.Module) -> None:
         super().__init__(rotary)
@@ -111,12 +112,15 @@ class AdaposTuner(LoraModel):
             place(parent, target)
             parent.__class__ = family.new_model
         target.adapos_encoding[adapter_name] = fitting(parent, config.encoding)
+        for encoding in target.adapos_encoding.values():
+            names = {part for name, _ in encoding.named_parameters() for part in name.split(".")}
+            if clash := sorted(names & set(target.adapos_encoding)):
+                raise ValueError(f"an adapter cannot be called {clash[0]!r}, as a parameter is; choose another name")
         target.set_adapter(self.active_adapters)
 
     def _unload_and_optionally_merge(self, merge: bool = True, *given: Any, **named: Any) -> Any:
         body = next(module for module in self.model.modules() if isinstance(getattr(module, ROTARY, None), AdaposLayer))
-        encoding = body.rotary_emb.encoding
-        if merge and encoding is not None:
+        if merge and len(body.rotary_emb.adapos_encoding):
             raise ValueError(
                 "an encoding cannot be merged into the weights of another; save the adapter, or convert the model with "
                 "adapos.hf.convert"

@@ -35,6 +35,8 @@ class Journey:
     """
 
     def __init__(self, encoding: PositionalEncoding, x: Tensor, position_ids: Tensor) -> None:
+        if position_ids.ndim != 2:
+            raise ValueError(f"position_ids must have shape (batch, tokens), not {tuple(position_ids.shape)}")
         self.encoding = encoding
         self.ids = position_ids.expand(x.shape[0], -1)
         _, self.pos, begun = encoding.begin(x, self.ids)
@@ -57,7 +59,8 @@ class Journey:
             )
         batch, length = self.ids.shape
         padding = None if mask is None else mask.keys
-        doc, pos = documents_and_ids(padding, self.ids, batch, length, cache, self.ids.device)
+        packed = mask is not None and mask.doc is not None  # transformers has found it so
+        doc, pos = documents_and_ids(padding, self.ids, batch, length, cache, self.ids.device, packed=packed)
         if self.pos is not self.ids:  # drawn anew
             pos = self.pos
         causal = mask is None or mask.causal
@@ -70,12 +73,19 @@ class Journey:
 
 
 class Positions(nn.Module):
-    """In the place of a model's rotary embedding, which it keeps as `base_layer`."""
+    """In the place of a model's rotary embedding, which it keeps."""
+
+    kept = "rotary"
 
     def __init__(self, rotary: nn.Module) -> None:
         super().__init__()
-        self.base_layer = rotary
+        setattr(self, self.kept, rotary)
         self.held: tuple[PositionalEncoding, ...] = ()  # no part of this module: its weights are the model's
+
+    @property
+    def own(self) -> Any:
+        """The model's rotary embedding."""
+        return getattr(self, self.kept)
 
     @property
     def encoding(self) -> PositionalEncoding | None:
@@ -84,7 +94,7 @@ class Positions(nn.Module):
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Any:
         encoding = self.encoding
-        return self.base_layer(x, position_ids) if encoding is None else Journey(encoding, x, position_ids)
+        return self.own(x, position_ids) if encoding is None else Journey(encoding, x, position_ids)
 
 
 class Angles:
@@ -150,6 +160,7 @@ def converted(family: Any) -> Any:
             return self.o_proj(out.transpose(1, 2).flatten(2).to(hidden_states.dtype)), seen
 
     NewAttention.__name__ = NewAttention.__qualname__ = f"Adapos{family.__name__}"
+    globals()[NewAttention.__name__] = NewAttention  # where pickle looks for it
     return NewAttention
 
 
@@ -183,8 +194,8 @@ def fitting(model: Any, spec: str) -> PositionalEncoding:
     part: Any
     for part in encoding if isinstance(encoding, Compose) else [encoding]:
         if hasattr(part, "angles") and not set(given[part.name]) & set(TURNING):
-            part.angles = Angles(getattr(rotary, "base_layer", rotary), part.angles)
-    return encoding.to(next(model.parameters()).device)
+            part.angles = Angles(getattr(rotary, "own", rotary), part.angles)
+    return encoding.to(next(model.parameters()).device).train(model.training)
 
 
 def install(model: Any, spec: str) -> None:
@@ -201,7 +212,8 @@ def place(model: Any, positions: Positions) -> None:
     for block in model.layers:
         attention = block.self_attn
         # Mistral's is that of all layers
-        attention.window = getattr(attention, "sliding_window", getattr(model.config, "sliding_window", None))
+        of_all = model.config.sliding_window if model.config.model_type.endswith("mistral") else None
+        attention.window = getattr(attention, "sliding_window", of_all)
         attention.journey = None
         family: Any = type(attention)
         attention.__class__ = converted(family)
@@ -213,7 +225,7 @@ def place(model: Any, positions: Positions) -> None:
 def remove(model: Any) -> None:
     """The model as it was."""
     positions = model.rotary_emb
-    model.rotary_emb = positions.base_layer
+    model.rotary_emb = positions.own
     model.config._attn_implementation = positions.implementation
     for block in model.layers:
         block.self_attn.after_mlp.remove()

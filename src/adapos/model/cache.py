@@ -121,6 +121,16 @@ class Cache:
         self._pos, self._doc = layout.k_pos, self._k_doc
         self.length = layout.keys
 
+    def cover(self, seen: Tensor) -> None:
+        """Which of the cached tokens (B, length) are seen from now on; the others are padding."""
+        if self.plain and bool(seen.all()):
+            return
+        if self._doc is None:
+            self._doc = torch.zeros_like(seen, dtype=torch.long)
+        doc = torch.where(seen, self._doc.clamp(min=0), PADDING)
+        if not torch.equal(doc, self._doc):
+            self._doc, self._plain = doc, False
+
     def crop(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
         if not 0 <= length <= self.length:
