@@ -136,6 +136,7 @@ def test_half_precision_keeps_positions_in_single(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch.compile
 def test_a_converted_model_compiles() -> None:
     model, (tokens, _) = hf.convert(small.model("llama"), "tape"), small.texts()
     small.shake(model)

@@ -151,6 +151,7 @@ def test_activations_computed_again_give_the_same_gradients() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch.compile
 def test_the_trainer_of_transformers_trains_and_compiles(tmp_path: Path) -> None:
     model, (tokens, mask) = made("kerple + dape"), texts(8)
     data = [{"input_ids": row, "attention_mask": seen, "labels": row} for row, seen in zip(tokens, mask, strict=True)]
