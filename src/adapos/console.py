@@ -11,6 +11,8 @@ import typer
 from rich import box
 from rich.table import Table
 
+from adapos.resident import exhausted
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -31,7 +33,7 @@ def in_a_sentence(command: Callable[P, R]) -> Callable[P, R]:
             where = f" ({problem.filename})" if problem.filename else ""
             refuse(f"{problem.strerror or problem}{where}")
         except (MemoryError, RuntimeError) as problem:
-            if isinstance(problem, RuntimeError) and "memory" not in str(problem):
+            if not exhausted(problem):
                 raise
             refuse(f"there is not memory enough for this ({str(problem) or 'none left'}); ask for less")
         except KeyboardInterrupt:

@@ -44,13 +44,14 @@ def export_(
     if push is not None:
         from huggingface_hub import HfApi
 
+        from adapos.hf.pretrained import reason
+
         api = HfApi()
         try:
             api.create_repo(push, exist_ok=True)
             print(f"pushed: {api.upload_folder(repo_id=push, folder_path=to)}")
         except Exception as problem:  # of the network, the hub and the account: of any kind
-            reason = str(problem).strip().partition("\n")[0]
-            raise ValueError(f"{to} is there, and cannot be pushed to {push}: {reason}") from None
+            raise ValueError(f"{to} is there, and cannot be pushed to {push}: {reason(problem)}") from None
 
 
 @app.command("convert")

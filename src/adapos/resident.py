@@ -16,3 +16,8 @@ def resident(name: str) -> int:
 def forget_peak() -> None:
     """VmHWM begins anew; ru_maxrss never does, and starts with that of the process which started this one."""
     FORGET.write_text("5", encoding="ascii")
+
+
+def exhausted(problem: BaseException) -> bool:
+    """Whether it says that there is none left: torch's allocators raise a RuntimeError."""
+    return isinstance(problem, MemoryError) or "memory" in str(problem)

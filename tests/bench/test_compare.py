@@ -12,22 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from adapos import cli
 from adapos.bench import evaluate, rows, speed, train
 from adapos.bench.report.results import load
+from commands import run
 
 ADAPOS = Path(sys.executable).with_name("adapos")
 TINY = ["--task", "copy", "--train-length", "4", "--steps", "6", "--batch", "4", "--examples", "4"]
 SHAPE = ["--layers", "2", "--width", "16", "--heads", "2"]
-
-
-def run(*words: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(cli.app, [*words])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
 
 
 def compare(

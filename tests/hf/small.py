@@ -45,6 +45,18 @@ def texts(rows: int = 3, length: int = 17) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, mask
 
 
+def gradients(model: Any, tokens: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    """Of all parameters, with activations that are kept, and with those that are computed again."""
+    model.train()
+    found = []
+    for again in (False, True):
+        model.gradient_checkpointing_enable() if again else model.gradient_checkpointing_disable()
+        model.zero_grad()
+        model(tokens, labels=tokens).loss.backward()
+        found.append({name: x.grad.clone() for name, x in model.named_parameters()})
+    return found
+
+
 def shake(model: Any) -> None:
     """Positional parameters that do something: those that start at zero say nothing of themselves."""
     drawn = torch.Generator().manual_seed(2)

@@ -58,13 +58,7 @@ def test_a_converted_model_is_saved_loaded_and_generates_with_a_cache_as_without
 def test_activations_computed_again_give_the_same_gradients(encoding: str) -> None:
     model, (tokens, _) = hf.convert(small.model("llama"), encoding), small.texts()
     small.shake(model)
-    model.train()
-    found = []
-    for again in (False, True):
-        model.gradient_checkpointing_enable() if again else model.gradient_checkpointing_disable()
-        model.zero_grad()
-        model(tokens, labels=tokens).loss.backward()
-        found.append({name: x.grad.clone() for name, x in model.named_parameters()})
+    found = small.gradients(model, tokens)
     for name, grad in found[0].items():
         assert torch.allclose(grad, found[1][name], atol=1e-6), name
 

@@ -12,22 +12,14 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
 import adapos.hf as hf
-from adapos import cli
 from adapos.bench import train
 from adapos.bench.export import byte_tokenizer
+from commands import run
 from hf import small
 
 SHAPE = ["--layers", "2", "--width", "32", "--heads", "2", "--batch", "4"]
-
-
-def run(*words: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(cli.app, [*words])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
 
 
 @pytest.fixture(scope="module")

@@ -7,25 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from adapos import cli
 from adapos.bench import pretrained, rows, train
 from adapos.bench.export import byte_tokenizer
 from adapos.encoding import Shape
+from commands import run
 from hf import small
 
 pytest.importorskip("peft")
 
 METHODS = ([], ["--encoding", "tape"], ["--lora", "4"], ["--encoding", "rope + dape(zero=True)", "--lora", "2"])
 STRETCHED = "rope(schedule='linear', factor=2.0)"
-
-
-def run(*words: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(cli.app, [*words])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from transformers import (
 
 import adapos.hf as hf
 from adapos.registry import REGISTRY
-from hf.small import shake, texts
+from hf.small import gradients, shake, texts
 
 SIZES = {
     "vocab_size": 99,
@@ -138,13 +138,7 @@ def test_attentions_come_from_the_reference_which_says_so(caplog: pytest.LogCapt
 
 def test_activations_computed_again_give_the_same_gradients() -> None:
     model, (tokens, _) = made("tape"), texts()
-    model.train()
-    found = []
-    for again in (False, True):
-        model.gradient_checkpointing_enable() if again else model.gradient_checkpointing_disable()
-        model.zero_grad()
-        model(tokens, labels=tokens).loss.backward()
-        found.append({name: x.grad.clone() for name, x in model.named_parameters()})
+    found = gradients(model, tokens)
     assert model.model.decoder.recomputes
     for name, grad in found[0].items():
         assert torch.allclose(grad, found[1][name], atol=1e-6), name

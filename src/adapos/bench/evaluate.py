@@ -37,6 +37,7 @@ from adapos.kernels import choose
 from adapos.layout import PADDING
 from adapos.model import Decoder
 from adapos.registry import build
+from adapos.resident import exhausted
 from adapos.sketch import Size, sketch
 
 TOKENS = 16384  # read at once
@@ -98,7 +99,7 @@ def evaluate(
 
 def unable(problem: ValueError | MemoryError | RuntimeError) -> str:
     """What this encoding, or the memory, cannot do at this length; anything else is raised again."""
-    if isinstance(problem, RuntimeError) and "memory" not in str(problem):
+    if isinstance(problem, RuntimeError) and not exhausted(problem):
         raise problem
     return " ".join(str(problem).split()) or "out of memory"
 

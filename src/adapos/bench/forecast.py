@@ -37,10 +37,10 @@ def of(trial: Trial, plan: Plan, setup: Setup, task: Task) -> Forecast:
     memory = peak(setup.device)
     model = decoder(trial, task, setup.backend).to(setup.device).eval()
     reading = sum(
-        texts(plan, task, length) * seconds(model, task.tokens_at(length), setup.device)
-        + answers(plan, task, length) * step_seconds(model, setup.device)
-        for length in plan.lengths
+        texts(plan, task, length) * seconds(model, task.tokens_at(length), setup.device) for length in plan.lengths
     )
+    if task.generates:
+        reading += sum(answers(plan, task, length) for length in plan.lengths) * step_seconds(model, setup.device)
     return Forecast(trial.encoding, trial.steps * spent / STEPS, reading, memory)
 
 
@@ -56,8 +56,6 @@ def texts(plan: Plan, task: Task, length: int) -> int:
 
 def answers(plan: Plan, task: Task, length: int) -> int:
     """How many steps of decoding are taken at a length, each for as many texts as are read at once."""
-    if not task.generates:
-        return 0
     cells = task.cells(length)
     asked = int((task.exam(generator(0), 1, cells[0]).targets != IGNORED).sum())
     return asked * len(cells) * -(-plan.examples * task.tokens_at(length) // TOKENS)

@@ -64,15 +64,15 @@ def shape_of(name: str) -> Shape:
     """Of a model's configuration."""
     from transformers import AutoConfig
 
-    import adapos.hf
+    from adapos.hf.config import shape_in
     from adapos.hf.families import NAMES
-    from adapos.hf.travel import shape_in
+    from adapos.hf.pretrained import reason, source
 
-    place, given = adapos.hf.source(name)
+    place, given = source(name)
     try:
         config = AutoConfig.from_pretrained(place, **given)
     except Exception as problem:  # of the network, the hub and the files: of any kind
-        raise ValueError(f"{name} cannot be loaded: {' '.join(str(problem).split())[:200]}") from None
+        raise ValueError(f"{name} cannot be loaded: {reason(problem)}") from None
     if config.model_type not in NAMES:
         raise ValueError(
             f"{name} is a {config.model_type}, and adapos trains inside {', '.join(NAMES)}; choose another"
@@ -92,10 +92,7 @@ class Pretrained(nn.Module):
             raise ValueError(f"the task has {vocabulary} tokens, and {name} knows {model.config.vocab_size}")
         self.vocabulary = model.config.vocab_size
         model.requires_grad_(False)
-        self.encoding: Any = None
         self.model: Any = adapted(model, done)
-        if done.encoding is not None:
-            self.encoding = next(m for n, m in self.model.named_modules() if n.endswith("rotary_emb")).encoding
 
     @property
     def inner(self) -> Any:

@@ -357,8 +357,9 @@ def decoder(trial: Trial, task: Task, backend: str = "auto") -> Decoder:
     if trial.model:
         from adapos.bench import pretrained  # which loads transformers
 
-        done: Any = pretrained.Pretrained(trial.model, pretrained.method(trial.encoding, trial.shape), task.vocabulary)
-        return done
+        done = pretrained.method(trial.encoding, pretrained.shape_of(trial.model))
+        model: Any = pretrained.Pretrained(trial.model, done, task.vocabulary)
+        return model
     return Decoder(task.vocabulary, trial.shape, trial.encoding, dropout=trial.dropout, backend=backend)
 
 

@@ -11,6 +11,17 @@ from adapos.encoding import PositionalEncoding, Shape
 from adapos.registry import build, build_layers
 
 
+def shape_in(config: Any) -> Shape:
+    """Of a configuration that names its sizes as Llama's does."""
+    return Shape(
+        layers=config.num_hidden_layers,
+        width=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_width=getattr(config, "head_dim", None),
+    )
+
+
 @strict
 class AdaposConfig(PreTrainedConfig):
     """A decoder with any encoding: `encoding` is a spec such as "kerple + dape(kernel=3)", or a list of one per layer.
@@ -47,13 +58,7 @@ class AdaposConfig(PreTrainedConfig):
 
     @property
     def shape(self) -> Shape:
-        return Shape(
-            layers=self.num_hidden_layers,
-            width=self.hidden_size,
-            heads=self.num_attention_heads,
-            kv_heads=self.num_key_value_heads,
-            head_width=self.head_dim,
-        )
+        return shape_in(self)
 
     def positions(self) -> PositionalEncoding:
         if isinstance(self.encoding, str):

@@ -18,7 +18,7 @@ from adapos.hf.config import AdaposConfig
 from adapos.hf.inputs import documents_and_ids
 from adapos.hf.loading import Exact
 from adapos.model import Decoder
-from adapos.model.layer import Attention
+from adapos.model.layer import Attention, placed
 from adapos.registry import label
 
 logger = logging.get_logger(__name__)
@@ -104,7 +104,7 @@ class AdaposModel(AdaposPreTrainedModel):
         # as for transformers' own models, which take ids that jump for several texts where nothing else is said
         packed = attention_mask is None and cache is None
         doc, pos = documents_and_ids(attention_mask, position_ids, batch, length, cache, x.device, packed=packed)
-        layout = decoder.layout((batch, length), pos, doc, cache, window=config.window)
+        layout = placed((batch, length), pos, doc, cache, device=x.device, window=config.window)
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
         output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         seen: list[Tensor] | None = [] if output_hidden_states else None

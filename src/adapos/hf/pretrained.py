@@ -26,7 +26,7 @@ def pretrained(name: str, **named: Any) -> tuple[Any, Any]:
     try:
         model = AutoModelForCausalLM.from_pretrained(place, **given, **loading, **named)
     except Exception as problem:  # of the network, the hub and the files: of any kind
-        raise ValueError(f"{name} cannot be loaded: {_first(problem)}") from None
+        raise ValueError(f"{name} cannot be loaded: {reason(problem)}") from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, **given)
     except Exception:  # a model may have none
@@ -34,5 +34,6 @@ def pretrained(name: str, **named: Any) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
-def _first(problem: Exception) -> str:
-    return " ".join(str(problem).split("\n")[0].split()) or type(problem).__name__
+def reason(problem: Exception) -> str:
+    """What another library says, in a line."""
+    return " ".join(str(problem).split())[:200] or type(problem).__name__

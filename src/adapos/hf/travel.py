@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adapos.encoding import Compose, Keys, PositionalEncoding, Promises, Shape, Tokens
+from adapos.encoding import Compose, PositionalEncoding, Promises, Shape, Tokens
 from adapos.hf.attention import NAME, Seen
+from adapos.hf.config import shape_in
 from adapos.hf.inputs import documents_and_ids
-from adapos.kernels import attend, weights
 from adapos.layout import Layout
 from adapos.model import Cache
-from adapos.model.layer import allowed
+from adapos.model.layer import allowed, attended, placed
 from adapos.registry import build, label, parse
 
 TURNING = ("base", "schedule", "factor", "trained")  # parameters that say what angles are
@@ -64,12 +64,7 @@ class Journey:
         if self.pos is not self.ids:  # drawn anew
             pos = self.pos
         causal = mask is None or mask.causal
-        if cache is not None:
-            return cache.layout(batch, length, pos, doc, device=self.ids.device)
-        if pos is None and doc is None:
-            return Layout.dense(batch, length, device=self.ids.device, causal=causal)
-        pos = self.pos if pos is None else pos
-        return Layout(pos, pos, doc, doc, causal=causal)
+        return placed((batch, length), pos, doc, cache, device=self.ids.device, causal=causal)
 
 
 class Positions(nn.Module):
@@ -142,37 +137,28 @@ def converted(family: Any) -> Any:
                 q, k = self.q_norm(q), self.k_norm(k)
             cache = None if past_key_values is None else past_key_values.tokens
             layout = journey.where(attention_mask, cache, self.window)
-            encoding, state = journey.encoding, journey.states.get(layer, journey.states[0])
-            with torch.autocast(q.device.type, enabled=False):
-                t = Tokens(hidden_states, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-                t = encoding.tokens(layer, t, journey.pos, state)
-                keys = Keys(t.k, t.v, t.extra) if cache is None else cache.append(layer, t)
-                pairs = encoding.pairs(layer, t.q, keys, layout)
-                dropout = self.attention_dropout if self.training else 0.0
-                out = attend(t.q, keys.k, keys.v, layout, pairs, scale=self.scaling, dropout=dropout)
-                shown = unused.get("output_attentions") or self.config.output_attentions
-                seen = weights(t.q, keys.k, layout, pairs, scale=self.scaling) if shown else None
-                out, journey.between[layer] = encoding.after_attention(layer, out, state)
+            encoding, shown = journey.encoding, unused.get("output_attentions") or self.config.output_attentions
+            watched: list[Tensor] | None = [] if shown else None
+            out, journey.between[layer] = attended(
+                encoding,
+                layer,
+                Tokens(hidden_states, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)),
+                layout,
+                journey.states.get(layer, journey.states[0]),
+                cache,
+                scale=self.scaling,
+                dropout=self.attention_dropout if self.training else 0.0,
+                watched=watched,
+            )
             if encoding.travels:
                 self.journey = journey  # for the hook of the MLP that follows
             if cache is not None and layer == encoding.shape.layers - 1:
                 cache.commit(journey.layout)
-            return self.o_proj(out.transpose(1, 2).flatten(2).to(hidden_states.dtype)), seen
+            return self.o_proj(out.to(hidden_states.dtype)), watched[0] if watched else None
 
     NewAttention.__name__ = NewAttention.__qualname__ = f"Adapos{family.__name__}"
     globals()[NewAttention.__name__] = NewAttention  # where pickle looks for it
     return NewAttention
-
-
-def shape_in(config: Any) -> Shape:
-    """Of a family's configuration."""
-    return Shape(
-        layers=config.num_hidden_layers,
-        width=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_width=getattr(config, "head_dim", None),
-    )
 
 
 def inside(spec: str, shape: Shape) -> PositionalEncoding:

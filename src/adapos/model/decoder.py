@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,9 +10,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from adapos.encoding import PositionalEncoding, Shape
-from adapos.layout import PADDING, Layout, count
+from adapos.layout import PADDING, Layout
 from adapos.model.cache import Cache
-from adapos.model.layer import Attention, allowed, begun
+from adapos.model.layer import Attention, allowed, begun, placed
 from adapos.registry import at_least, build, label, one_of
 
 
@@ -145,7 +144,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """What the head makes logits of, (B, T, width): for long texts logits take more memory than all else."""
         self.check(tokens, pos, doc)
-        layout = self.layout(tokens.shape, pos, doc, cache, causal, window)
+        layout = placed(tokens.shape, pos, doc, cache, device=tokens.device, causal=causal, window=window)
         return self.through(self.embedding(tokens.long()), layout, cache)
 
     def through(
@@ -187,30 +186,6 @@ class Decoder(nn.Module):
         for name, ids in (("pos", pos), ("doc", doc)):
             if ids is not None and ids.shape != tokens.shape:
                 raise ValueError(f"{name} must have the shape of tokens, {tuple(tokens.shape)}, not {tuple(ids.shape)}")
-
-    def layout(
-        self,
-        shape: Sequence[int],
-        pos: Tensor | None = None,
-        doc: Tensor | None = None,
-        cache: Cache | None = None,
-        causal: bool = True,
-        window: int | None = None,
-    ) -> Layout:
-        """Where tokens of shape (B, T) are."""
-        (batch, length), device = shape, self.embedding.weight.device
-        if cache is not None:
-            if not causal:
-                raise ValueError(
-                    "a cache is for causal attention: with causal=False earlier tokens would see later ones"
-                )
-            return cache.layout(batch, length, pos, doc, device=device, window=window)
-        if pos is None and doc is None:
-            return Layout.dense(batch, length, device=device, causal=causal, window=window)
-        if pos is None:
-            assert doc is not None
-            pos = count(doc)
-        return Layout(pos, pos, doc, doc, causal=causal, window=window)
 
     @torch.no_grad()
     def generate(self, tokens: Tensor, new: int, *, doc: Tensor | None = None, temperature: float = 0.0) -> Tensor:

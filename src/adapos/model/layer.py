@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from adapos.encoding import Keys, PositionalEncoding, Shape, Tokens
 from adapos.kernels import attend, weights
-from adapos.layout import Layout
+from adapos.layout import Layout, count
 from adapos.model.cache import Cache
 from adapos.registry import build, label
 
@@ -37,18 +38,68 @@ class Attention(nn.Module):
         q, k, v = (
             project(x).unflatten(-1, width).transpose(1, 2) for project in (self.q, self.k, self.v)
         )  # (B, ., T, D)
-        dropout = self.dropout if self.training else 0.0
-        # positions are never computed in half precision
-        with torch.autocast(x.device.type, enabled=False):
-            t = encoding.tokens(self.index, Tokens(x, q, k, v), layout.q_pos, state)
-            keys = Keys(t.k, t.v, t.extra) if cache is None else cache.append(self.index, t)
-            pairs = encoding.pairs(self.index, t.q, keys, layout)
-            backend = self.backend if self.watched is None else "reference"
-            out = attend(t.q, keys.k, keys.v, layout, pairs, dropout=dropout, backend=backend)
-            if self.watched is not None:
-                self.watched.append(weights(t.q, keys.k, layout, pairs))
-            out, state = encoding.after_attention(self.index, out, state)
-        return self.out(out.transpose(1, 2).flatten(2)), state
+        out, state = attended(
+            encoding,
+            self.index,
+            Tokens(x, q, k, v),
+            layout,
+            state,
+            cache,
+            dropout=self.dropout if self.training else 0.0,
+            backend=self.backend if self.watched is None else "reference",
+            watched=self.watched,
+        )
+        return self.out(out), state
+
+
+def attended(
+    encoding: PositionalEncoding,
+    layer: int,
+    t: Tokens,
+    layout: Layout,
+    state: Any,
+    cache: Cache | None,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    backend: str = "auto",
+    watched: list[Tensor] | None = None,
+) -> tuple[Tensor, Any]:
+    """The encoding's hooks in their order around attention: (B, T, H E), and the state. Weights go to `watched`."""
+    # positions are never computed in half precision
+    with torch.autocast(t.x.device.type, enabled=False):
+        t = encoding.tokens(layer, t, layout.q_pos, state)
+        keys = Keys(t.k, t.v, t.extra) if cache is None else cache.append(layer, t)
+        pairs = encoding.pairs(layer, t.q, keys, layout)
+        out = attend(t.q, keys.k, keys.v, layout, pairs, scale=scale, dropout=dropout, backend=backend)
+        if watched is not None:
+            watched.append(weights(t.q, keys.k, layout, pairs, scale=scale))
+        out, state = encoding.after_attention(layer, out, state)
+    return out.transpose(1, 2).flatten(2), state
+
+
+def placed(
+    shape: Sequence[int],
+    pos: Tensor | None,
+    doc: Tensor | None,
+    cache: Cache | None,
+    *,
+    device: torch.device,
+    causal: bool = True,
+    window: int | None = None,
+) -> Layout:
+    """Where tokens of shape (B, T) are, behind those in the cache."""
+    batch, length = shape
+    if cache is not None:
+        if not causal:
+            raise ValueError("a cache is for causal attention: with causal=False earlier tokens would see later ones")
+        return cache.layout(batch, length, pos, doc, device=device, window=window)
+    if pos is None and doc is None:
+        return Layout.dense(batch, length, device=device, causal=causal, window=window)
+    if pos is None:
+        assert doc is not None
+        pos = count(doc)
+    return Layout(pos, pos, doc, doc, causal=causal, window=window)
 
 
 class SelfAttention(nn.Module):
