@@ -121,6 +121,9 @@ def test_what_adapos_cannot_do_is_refused() -> None:
     )
     with pytest.raises(ValueError, match="caches of a fixed size are not for it; leave cache_implementation out"):
         llama.generate(tokens, max_new_tokens=3, do_sample=False, pad_token_id=0, cache_implementation="static")
+    for mask in (torch.ones(3, 16), torch.ones(3, 34)):
+        with pytest.raises(ValueError, match=r"attention_mask must have shape \(3, 17\), a number for each token, not"):
+            llama(tokens, attention_mask=mask)
 
 
 def test_padding_of_another_text_is_not_that_of_the_queries() -> None:

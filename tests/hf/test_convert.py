@@ -238,3 +238,18 @@ def test_a_converted_model_is_pickled(tmp_path: Path) -> None:
     again = torch.load(tmp_path / "model.pt", weights_only=False)
     with torch.no_grad():
         assert torch.equal(again(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize("length", [16, 34])
+def test_a_mask_of_another_length_is_refused(length: int) -> None:
+    model, (tokens, _) = hf.convert(small.model("llama"), "tape"), small.texts()
+    with pytest.raises(ValueError, match=r"attention_mask must have shape \(3, 17\), a number for each token, not"):
+        model(tokens, attention_mask=torch.ones(3, length))
+
+
+def test_a_body_takes_its_arguments_by_place() -> None:
+    model, (tokens, mask) = hf.convert(small.model("llama"), "tape").model, small.texts()
+    past = hf.PositionsCache()
+    by_place = model(tokens, mask, None, past, None, True)
+    assert by_place.past_key_values is past and past.get_seq_length() == 17
+    assert torch.equal(by_place.last_hidden_state, model(tokens, attention_mask=mask).last_hidden_state)

@@ -241,6 +241,8 @@ def test_weights_too_many_too_few_and_of_another_shape_are_refused(tmp_path: Pat
         save_file(changed, path, metadata={"format": "pt"})
         with pytest.raises((ValueError, RuntimeError), match=sentence):
             AutoModelForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"it has in another shape {name}"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, ignore_mismatched_sizes=True)
 
 
 def test_a_pickle_is_refused(tmp_path: Path) -> None:

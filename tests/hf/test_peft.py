@@ -75,14 +75,38 @@ def test_an_adapter_that_is_unloaded_leaves_the_model_as_it_was() -> None:
     assert type(left.model) is transformers.Qwen3Model
     with torch.no_grad():
         assert torch.equal(left(tokens).logits, base(tokens).logits)
-    with pytest.raises(ValueError, match="an encoding cannot be merged into the weights of another"):
-        trained(base, encoding="tape").merge_and_unload()
+
+
+def test_an_encoding_is_not_merged_and_nothing_is_merged_by_half() -> None:
+    model, (tokens, _) = trained(small.model("llama"), encoding="tape", r=4), small.texts()
+    with torch.no_grad():
+        before = model(tokens).logits
+        for merge in (model.merge_and_unload, model.merge_adapter):
+            with pytest.raises(ValueError, match="an encoding cannot be merged into the weights of another"):
+                merge()
+            with model.disable_adapter(), pytest.raises(ValueError, match="an encoding cannot be merged"):
+                merge()
+        assert torch.equal(model(tokens).logits, before)
+
+
+def test_a_head_that_is_the_embedding_stays_so(tmp_path: Path) -> None:
+    base, (tokens, _) = small.model("llama", tie_word_embeddings=True), small.texts()
+    model = trained(base, encoding="tape", train_embeddings=True)
+    held = model.get_base_model()
+    assert held.lm_head.modules_to_save.default.weight is held.model.embed_tokens.modules_to_save.default.weight
+    assert not torch.equal(held.lm_head.modules_to_save.default.weight, base.lm_head.weight)
+    model.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path).eval()
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, model(tokens).logits)
 
 
 def test_an_adapter_of_another_model_is_refused_in_a_sentence(tmp_path: Path) -> None:
     trained(small.model("llama"), encoding="tape").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"the adapter is of another model: .*w_1"):
         peft.PeftModel.from_pretrained(small.model("llama", num_attention_heads=8), tmp_path)
+    with pytest.raises(ValueError, match="the adapter is of another model, a llama, and this is a qwen3; load it onto"):
+        peft.PeftModel.from_pretrained(small.model("qwen3"), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +126,9 @@ def test_a_family_that_cannot_be_converted_is_refused() -> None:
     model = transformers.Phi3ForCausalLM(transformers.Phi3Config(**small.SIZES, pad_token_id=0))
     with pytest.raises(ValueError, match="Phi3ForCausalLM cannot be converted: its attention"):
         peft.get_peft_model(model, AdaposPeftConfig())
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2))
+    with pytest.raises(ValueError, match="GPT2LMHeadModel cannot be converted: it has no list of layers"):
+        peft.get_peft_model(gpt2, AdaposPeftConfig())
 
 
 def test_names_that_would_lose_parameters_and_models_with_adapters_are_refused() -> None:

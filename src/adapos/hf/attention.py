@@ -145,6 +145,11 @@ def mask(
             f"{int(q_offset) + q_length} tokens: caches of a fixed size are not for it; leave cache_implementation out"
         )
     if attention_mask is not None:
+        if attention_mask.shape[-1] != int(kv_offset) + kv_length:
+            raise ValueError(
+                f"attention_mask must have shape ({batch_size}, {int(kv_offset) + kv_length}), a number for each token, "
+                f"not {tuple(attention_mask.shape)}"
+            )
         kept = attention_mask[:, -kv_length:].bool()
         if not bool(kept.all()):
             facts["keys"] = kept

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from huggingface_hub.dataclasses import strict
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
@@ -33,10 +33,20 @@ class Converted(Exact):
         super().__init__(config)
         install(self, config.encoding)
 
-    def forward(self, *given: Any, past_key_values: Any = None, use_cache: bool | None = None, **named: Any) -> Any:
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Any = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **named: Any,
+    ) -> Any:
         encoding = self.rotary_emb.encoding
+        named |= {"attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
         if encoding is None:  # an adapter that is off
-            return super().forward(*given, past_key_values=past_key_values, use_cache=use_cache, **named)
+            return super().forward(input_ids, past_key_values=past_key_values, use_cache=use_cache, **named)
         if use_cache is None:
             use_cache = self.config.use_cache and encoding.promises.cacheable and not self.training
         recompute = getattr(self.layers[0], "_gradient_checkpointing_func", None)
@@ -47,7 +57,7 @@ class Converted(Exact):
             )
         if use_cache or past_key_values is not None:
             past_key_values = taken(past_key_values, label(encoding))
-        return super().forward(*given, past_key_values=past_key_values, use_cache=use_cache, **named)
+        return super().forward(input_ids, past_key_values=past_key_values, use_cache=use_cache, **named)
 
 
 class ConvertedForCausalLM(Exact):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from adapos.encoding import PositionalEncoding
 from adapos.hf.convert import checked
+from adapos.hf.families import family
 from adapos.hf.loading import listed
 from adapos.hf.travel import Positions, fitting, place, remove
 from adapos.registry import parse
@@ -52,6 +53,7 @@ class AdaposPeftConfig(LoraConfig):
     train_norms: bool = False
     train_embeddings: bool = False
     r: int = 0
+    family: str | None = None  # of the model that it was trained on; written by the adapter itself
 
     def __post_init__(self) -> None:
         parse(self.encoding)
@@ -100,6 +102,22 @@ class AdaposTuner(LoraModel):
     prefix = f"{METHOD}_"
     tuner_layer_cls = BaseTunerLayer
 
+    def inject_adapter(self, model: Any, adapter_name: str, *given: Any, **named: Any) -> None:
+        config: Any = self.peft_config[adapter_name]
+        if not any(isinstance(module, AdaposLayer) for module in model.modules()):
+            checked(model)
+        kind = model.config.model_type
+        if config.family not in (None, kind):
+            raise ValueError(
+                f"the adapter is of another model, a {config.family}, and this is a {kind}; load it onto "
+                f"{config.base_model_name_or_path or 'the model that it was trained on'}"
+            )
+        config.family = kind
+        trained = {*config.target_modules, *(config.modules_to_save or ())}
+        # a head that is the embedding stays so
+        config.ensure_weight_tying = bool(trained & {*EMBEDDINGS} and self._get_module_names_tied_with_embedding())
+        super().inject_adapter(model, adapter_name, *given, **named)
+
     def _create_and_replace(
         self, config: Any, adapter_name: str, target: Any, target_name: str, parent: Any, *rest: Any, **named: Any
     ) -> None:
@@ -107,10 +125,9 @@ class AdaposTuner(LoraModel):
             super()._create_and_replace(config, adapter_name, target, target_name, parent, *rest, **named)
             return
         if not isinstance(target, AdaposLayer):
-            family = checked(self.model)
             target = AdaposLayer(target)
             place(parent, target)
-            parent.__class__ = family.new_model
+            parent.__class__ = family(config.family).new_model
         target.adapos_encoding[adapter_name] = fitting(parent, config.encoding)
         for encoding in target.adapos_encoding.values():
             names = {part for name, _ in encoding.named_parameters() for part in name.split(".")}
@@ -118,13 +135,16 @@ class AdaposTuner(LoraModel):
                 raise ValueError(f"an adapter cannot be called {clash[0]!r}, as a parameter is; choose another name")
         target.set_adapter(self.active_adapters)
 
+    def _check_merge_allowed(self) -> None:
+        raise ValueError(
+            "an encoding cannot be merged into the weights of another; save the adapter, or convert the model with "
+            "adapos.hf.convert"
+        )
+
     def _unload_and_optionally_merge(self, merge: bool = True, *given: Any, **named: Any) -> Any:
+        if merge:
+            self._check_merge_allowed()
         body = next(module for module in self.model.modules() if isinstance(getattr(module, ROTARY, None), AdaposLayer))
-        if merge and len(body.rotary_emb.adapos_encoding):
-            raise ValueError(
-                "an encoding cannot be merged into the weights of another; save the adapter, or convert the model with "
-                "adapos.hf.convert"
-            )
         remove(body)
         body.__class__ = type(body).__bases__[1]
         return super()._unload_and_optionally_merge(merge, *given, **named)
@@ -135,7 +155,7 @@ class AdaposTuner(LoraModel):
     ) -> dict[str, Tensor]:
         """For the model's own names; an adapter of another model is refused here, for torch would say it in pages."""
         found = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
-        there = dict(model.named_parameters())
+        there = dict(model.named_parameters(remove_duplicate=False))
         wanted = {name for name in there if f".adapos_encoding.{adapter_name}." in name}
         odd = sorted(name for name, x in found.items() if name not in there or there[name].shape != x.shape)
         odd += sorted(wanted - found.keys())
