@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -51,6 +52,11 @@ def read(path: Path, *names: str) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}")
     found: dict[str, Any] = held
     return found
+
+
+def digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

@@ -19,12 +19,9 @@ app = typer.Typer()
 def hugging_face() -> Any:
     """adapos.hf, which needs transformers and is not loaded before it is asked for."""
     try:
-        from transformers.utils import logging
-
         import adapos.hf
     except ImportError as problem:
         raise ValueError(f'this needs transformers ({problem}): pip install "adapos[hf]"') from None
-    logging.disable_progress_bar()
     return adapos.hf
 
 
@@ -35,7 +32,8 @@ def export_(
     to: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
     push: Annotated[str | None, typer.Option(help="Upload it to the Hugging Face hub too, as OWNER/NAME.")] = None,
 ) -> None:
-    """Write a trial as a model that transformers loads, with a card of what was measured."""
+    """Write a trial as a model that transformers loads, or one of `finetune` as an adapter of PEFT, with a card of what
+    was measured."""
     hugging_face()
     from adapos.bench.export import export
 

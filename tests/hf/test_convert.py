@@ -251,5 +251,6 @@ def test_a_body_takes_its_arguments_by_place() -> None:
     model, (tokens, mask) = hf.convert(small.model("llama"), "tape").model, small.texts()
     past = hf.PositionsCache()
     by_place = model(tokens, mask, None, past, None, True)
-    assert by_place.past_key_values is past and past.get_seq_length() == 17
+    assert by_place.past_key_values is past
+    assert past.get_seq_length() == 17
     assert torch.equal(by_place.last_hidden_state, model(tokens, attention_mask=mask).last_hidden_state)

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+import adapos.hf
 from adapos.bench import pretrained, rows, train
 from adapos.bench.export import byte_tokenizer
 from adapos.encoding import Shape
 from commands import run
 from hf import small
 
-pytest.importorskip("peft")
+peft = pytest.importorskip("peft")
 
 METHODS = ([], ["--encoding", "tape"], ["--lora", "4"], ["--encoding", "rope + dape(zero=True)", "--lora", "2"])
 STRETCHED = "rope(schedule='linear', factor=2.0)"
@@ -73,6 +74,35 @@ def test_training_that_was_stopped_goes_on_to_the_same_bits(model: str, tmp_path
     assert finetune(model, "--encoding", "tape", steps=6, out="parts")[0] == 0
     one, two = (sorted(Path(name).glob("trials/tape*/weights.safetensors")) for name in ("whole", "parts"))
     assert one[0].read_bytes() == two[0].read_bytes()
+
+
+@pytest.mark.parametrize("words", [*METHODS[1:], ["--encoding", STRETCHED]], ids=" ".join)
+def test_what_was_trained_is_handed_out_as_an_adapter(model: str, tmp_path: Path, words: list[str]) -> None:
+    assert finetune(model, *words)[0] == 0
+    (folder,) = [each for each in (tmp_path / "run" / "trials").iterdir() if not each.name.startswith("original")]
+    assert run("export", str(folder), "adapter")[0] == 0
+    assert {path.name for path in Path("adapter").iterdir()} == {
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    assert "PeftModel.from_pretrained" in Path("adapter/README.md").read_text()
+    again = peft.PeftModel.from_pretrained(adapos.hf.pretrained(model)[0], "adapter").eval()
+    _, _, trained = train.load(folder)
+    tokens = torch.randint(256, (2, 12))
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, trained(tokens))
+
+
+def test_a_model_that_was_changed_is_not_taken_for_what_it_was(model: str, tmp_path: Path) -> None:
+    finetune(model, "--encoding", "tape")
+    small.model("llama", vocab_size=256, initializer_range=0.05).save_pretrained(model)
+    pretrained.checksum.cache_clear()
+    code, _, err = finetune(model, "--encoding", "tape")
+    assert (code, "was begun with another model; choose another folder" in err) == (2, True)
+    (folder,) = (tmp_path / "run" / "trials").glob("tape*")
+    with pytest.raises(ValueError, match=r"is not the model that .* was trained in; put that one back"):
+        train.load(folder)
 
 
 def test_only_what_is_adapted_moves(model: str) -> None:

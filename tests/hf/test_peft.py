@@ -45,12 +45,12 @@ def test_only_what_is_asked_for_is_trained_and_saved_and_loads_onto_the_model(
     kinds = set()
     for name, x in model.named_parameters():
         if x.requires_grad:
-            kinds |= {kind for kind in ("adapos_encoding", "norm", "embed", "lm_head", "lora_") if kind in name}
+            kinds |= {kind for kind in ("lora_encoding", "norm", "embed", "lm_head", "lora_A") if kind in name}
         else:
             plain = name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".original_module", "")
             assert torch.equal(x, there[plain]), name
-    expected = {"adapos_encoding"} | ({"norm"} if given.get("train_norms") else set())
-    expected |= ({"lora_"} if given.get("r") else set()) | (
+    expected = {"lora_encoding"} | ({"norm"} if given.get("train_norms") else set())
+    expected |= ({"lora_A"} if given.get("r") else set()) | (
         {"embed", "lm_head"} if given.get("train_embeddings") else set()
     )
     assert kinds == expected
@@ -62,6 +62,9 @@ def test_only_what_is_asked_for_is_trained_and_saved_and_loads_onto_the_model(
         for name in ("default", "another"):
             again = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path, adapter_name=name).eval()
             assert torch.equal(again(tokens).logits, found)
+        by_transformers = copy.deepcopy(base)
+        by_transformers.load_adapter(str(tmp_path))
+        assert torch.equal(by_transformers(tokens).logits, found)
         with model.disable_adapter():
             assert torch.allclose(model(tokens).logits, base(tokens).logits, atol=1e-6)
         assert torch.equal(model(tokens).logits, found)
@@ -87,6 +90,12 @@ def test_an_encoding_is_not_merged_and_nothing_is_merged_by_half() -> None:
             with model.disable_adapter(), pytest.raises(ValueError, match="an encoding cannot be merged"):
                 merge()
         assert torch.equal(model(tokens).logits, before)
+
+
+def test_encodings_are_not_weighed_against_one_another() -> None:
+    model = trained(small.model("llama"), encoding="tape", r=4)
+    with pytest.raises(ValueError, match="encodings have no weighted sum; activate one adapter"):
+        model.add_weighted_adapter(["default"], [0.5], "half")
 
 
 def test_a_head_that_is_the_embedding_stays_so(tmp_path: Path) -> None:

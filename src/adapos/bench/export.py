@@ -1,5 +1,5 @@
-"""A trial of the bench as a folder that transformers loads: configuration, weights, tokenizer and a card of what was
-measured.
+"""A trial of the bench as a folder that transformers or PEFT loads: configuration, weights, tokenizer and a card of
+what was measured.
 """
 
 from __future__ import annotations
@@ -13,21 +13,38 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from adapos import files
 from adapos.bench import rows, tasks, train
 from adapos.bench.plan import Trial
+from adapos.bench.pretrained import ORIGINAL
 from adapos.bench.report import words
 from adapos.bench.report.results import BESIDE, Measure
 from adapos.bench.rows import Row
+from adapos.bench.task import Task
 from adapos.hf.config import AdaposConfig
 from adapos.hf.model import AdaposForCausalLM
 
 
 def export(folder: Path, to: Path) -> None:
-    """Write `to`, whole or not at all."""
-    trial, task, decoder = train.load(folder)
-    if trial.model:
-        raise ValueError(f"{folder} holds an adapter of {trial.model}, not a model; only decoders of ours are exported")
+    """Write `to`, whole or not at all: a model, or the adapter of a pretrained one."""
+    trial, task, model = train.load(folder)
+    written: Any = adapter(trial, model) if trial.model else decoder(trial, task, model)
+    with files.folder_beside(to) as place:
+        written.save_pretrained(place)
+        if not trial.model and (reader := tokenizer(trial.task)) is not None:
+            reader.save_pretrained(place)
+        (place / "README.md").write_text(card(trial, rows.read(folder.parent.parent / "rows.jsonl")), encoding="utf-8")
+
+
+def adapter(trial: Trial, model: Any) -> Any:
+    """What was trained inside a pretrained model."""
+    if trial.encoding == ORIGINAL:
+        raise ValueError(f"this trial is {trial.model} as it is; export one that was trained")
+    (config,) = model.model.peft_config.values()
+    config.base_model_name_or_path = trial.model
+    return model.model
+
+
+def decoder(trial: Trial, task: Task, model: Any) -> AdaposForCausalLM:
     if not task.causal:
         raise ValueError(f"{trial.task} is read in both directions, and a causal language model cannot be made of it")
-    block: Any = decoder.blocks[0]
     config = AdaposConfig(
         vocab_size=task.vocabulary,
         encoding=trial.encoding,
@@ -35,17 +52,14 @@ def export(folder: Path, to: Path) -> None:
         num_hidden_layers=trial.layers,
         num_attention_heads=trial.heads,
         num_key_value_heads=trial.kv_heads,
-        intermediate_size=block.mlp.up.out_features,
+        intermediate_size=model.blocks[0].mlp.up.out_features,
         attention_dropout=trial.dropout,
     )
-    model = AdaposForCausalLM(config)
-    held = {name: x for name, x in decoder.state_dict().items() if not name.startswith("head.")}
-    model.model.decoder.load_state_dict(held)
-    with files.folder_beside(to) as place:
-        model.save_pretrained(place)
-        if (reader := tokenizer(trial.task)) is not None:
-            reader.save_pretrained(place)
-        (place / "README.md").write_text(card(trial, rows.read(folder.parent.parent / "rows.jsonl")), encoding="utf-8")
+    made = AdaposForCausalLM(config)
+    made.model.decoder.load_state_dict(
+        {name: x for name, x in model.state_dict().items() if not name.startswith("head.")}
+    )
+    return made
 
 
 def tokenizer(task: str) -> Any:
@@ -76,26 +90,10 @@ def byte_order() -> list[str]:
 def card(trial: Trial, found: list[Row]) -> str:
     """What the model is, and what the bench measured of it."""
     own = [row for row in found if row.trial == trial.name]
-    lines = [
-        "---",
-        "library_name: transformers",
-        "pipeline_tag: text-generation",
-        "tags: [adapos, positional-encoding]",
-        "---",
-        "",
-        f"# A decoder with the positional encoding `{trial.encoding}`",
-        "",
-        f"{trial.layers} layers of {trial.width}, {trial.heads} heads, trained with adapos on `{trial.task}` at length "
-        f"{trial.train_length:,}: {trial.steps:,} steps of {trial.batch} texts, seed {trial.seed}.",
-        "",
-        "```python",
-        "import adapos.hf",
-        "from transformers import AutoModelForCausalLM",
-        "",
-        'model = AutoModelForCausalLM.from_pretrained("THIS MODEL")',
-        "```",
-        "",
-    ]
+    how = (
+        f"with adapos on `{trial.task}` at length {trial.train_length:,}: {trial.steps:,} steps of {trial.batch} texts"
+    )
+    lines = [*(of_adapter(trial, how) if trial.model else of_decoder(trial, how)), ""]
     measured = [row for row in own if row.protocol not in BESIDE and not row.marks]
     if measured:
         lines += ["| length | measure | value | standard error | protocol |", "|---:|---|---:|---:|---|"]
@@ -107,3 +105,49 @@ def card(trial: Trial, found: list[Row]) -> str:
     else:
         lines.append("It has not been evaluated yet.")
     return "\n".join(lines) + "\n"
+
+
+def of_decoder(trial: Trial, how: str) -> list[str]:
+    return [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags: [adapos, positional-encoding]",
+        "---",
+        "",
+        f"# A decoder with the positional encoding `{trial.encoding}`",
+        "",
+        f"{trial.layers} layers of {trial.width}, {trial.heads} heads, trained with adapos {how}, seed {trial.seed}.",
+        "",
+        "```python",
+        "import adapos.hf",
+        "from transformers import AutoModelForCausalLM",
+        "",
+        'model = AutoModelForCausalLM.from_pretrained("THIS MODEL")',
+        "```",
+    ]
+
+
+def of_adapter(trial: Trial, how: str) -> list[str]:
+    name = Path(trial.model).name
+    # a hub knows models by owner and name
+    base = [] if Path(trial.model).exists() else [f"base_model: {trial.model}"]
+    return [
+        "---",
+        "library_name: peft",
+        *base,
+        "tags: [adapos, positional-encoding]",
+        "---",
+        "",
+        f"# `{trial.encoding}` inside {name}",
+        "",
+        f"An adapter, trained with adapos {how}, seed {trial.seed}; all else of {name} is as it was.",
+        "",
+        "```python",
+        "import adapos.hf.peft",
+        "from peft import PeftModel",
+        "",
+        f'model, tokenizer = adapos.hf.pretrained("{trial.model if base else name}")',
+        'model = PeftModel.from_pretrained(model, "THIS ADAPTER")',
+        "```",
+    ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from adapos import files, registry
-from adapos.bench import tasks
+from adapos.bench import pretrained, tasks
 from adapos.bench.saved import saved_plan
 from adapos.bench.task import Task
 from adapos.encoding import Shape
@@ -180,15 +180,11 @@ class Plan:
         """An encoding, or what is done to a pretrained model, in its own words."""
         if not self.model:
             return registry.spec(registry.build(spec, shape))
-        from adapos.bench import pretrained  # which loads transformers
-
         return str(pretrained.method(spec, shape))
 
     @property
     def shape(self) -> Shape:
         if self.model:
-            from adapos.bench import pretrained
-
             return pretrained.shape_of(self.model)
         named = SIZES[self.size]
         heads = self.heads or named.heads

@@ -6,13 +6,17 @@ What is done to it is written like an encoding: `original` is the model as it is
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from adapos import files
 from adapos.encoding import Shape
 from adapos.layout import PADDING, count
 from adapos.registry import at_least, check_known, parse
@@ -59,12 +63,27 @@ def written(name: str, given: dict[str, Any]) -> str:
     return f"{name}({values})" if given else name
 
 
-@cache
 def shape_of(name: str) -> Shape:
     """Of a model's configuration."""
+    from adapos.hf.config import shape_in
+
+    return shape_in(configuration(name))
+
+
+@cache
+def checksum(name: str) -> str:
+    """Of a model's files; of one in a hub, its revision."""
+    path = Path(name)
+    if not path.exists():
+        return str(configuration(name)._commit_hash)
+    held = [path] if path.is_file() else sorted([path / "config.json", *path.glob("*.safetensors")])
+    return hashlib.sha256(json.dumps([(each.name, files.digest(each)) for each in held]).encode()).hexdigest()
+
+
+@cache
+def configuration(name: str) -> Any:
     from transformers import AutoConfig
 
-    from adapos.hf.config import shape_in
     from adapos.hf.families import NAMES
     from adapos.hf.pretrained import reason, source
 
@@ -77,7 +96,7 @@ def shape_of(name: str) -> Shape:
         raise ValueError(
             f"{name} is a {config.model_type}, and adapos trains inside {', '.join(NAMES)}; choose another"
         )
-    return shape_in(config)
+    return config
 
 
 class Pretrained(nn.Module):

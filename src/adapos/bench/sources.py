@@ -17,6 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from adapos import files
 from adapos.registry import meant
 
 ENDINGS = (".txt", ".md", ".py", ".jsonl", ".gz", ".zst", ".parquet", ".arrow")
@@ -59,8 +60,8 @@ def fingerprint(data: str, field: str = "text", limit: int = 0) -> str:
         facts += [*_dataset(data), _revision(data)]
     else:
         for name, path in _files(data):
-            with _reading(path), open(path, "rb") as file:
-                facts.append((name, hashlib.file_digest(file, "sha256").hexdigest()))
+            with _reading(path):
+                facts.append((name, files.digest(path)))
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adapos import files
 from adapos.bench.sources import documents, fingerprint
 from adapos.bench.task import Ids
 from adapos.bench.tokenizer import Bytes, Tokenizer
@@ -196,7 +197,7 @@ def _made(beside: Path, data: str, field: str, reader: Tokenizer, limit: int, so
         "tokenizer": {"name": reader.name, "fingerprint": reader.fingerprint, "vocabulary": reader.vocabulary},
         "types": {name: kind.newbyteorder("<").str for name, kind in types.items()},
         "parts": {name: {"tokens": held, "documents": each, "bytes": span} for name, held, each, span in parts},
-        "files": {path.name: _digest(path) for path in sorted(folder.iterdir())},
+        "files": {path.name: files.digest(path) for path in sorted(folder.iterdir())},
     }
     meta["checksum"] = _checksum(meta)
     (folder / "meta.json").write_text(json.dumps(meta, indent=1))
@@ -264,7 +265,7 @@ def _verified(folder: Path) -> dict[str, Any]:
         raise ValueError("meta.json is not as it was written")
     if folder not in _whole:
         for name, written in meta["files"].items():
-            if _digest(folder / name) != written:
+            if files.digest(folder / name) != written:
                 raise ValueError(f"{name} is not as it was written")
         _whole.add(folder)
     return meta
@@ -273,11 +274,6 @@ def _verified(folder: Path) -> dict[str, Any]:
 def _checksum(meta: dict[str, Any]) -> str:
     facts = [meta.get(name) for name in ("format", "tokenizer", "types", "parts", "files")]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sweep(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """A trial trained: from its settings to weights and a log, resumed wherever it was stopped.
 
 trials/<name>/
-  config.json            the trial, its vocabulary and the checksum of its data
+  config.json            the trial, its vocabulary and the checksums of its data and of a pretrained model
   log.jsonl              loss, rate, size of the gradient and speed, as training goes
   checkpoints/           the last few
   weights.safetensors    when it is done, with done.json beside it; failed.json where the loss was no number
@@ -35,7 +35,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from adapos import files
-from adapos.bench import adaptation, checkpoint, tasks
+from adapos.bench import adaptation, checkpoint, pretrained, tasks
 from adapos.bench.boards import BOARDS, Board, Nothing, opened
 from adapos.bench.memory import forget_peak, peak
 from adapos.bench.plan import Trial
@@ -152,6 +152,8 @@ def settle(trial: Trial, task: Task, folder: Path) -> None:
         "task_version": task.version,
         "data": task.checksum,
     }
+    if trial.model:
+        config["model"] = pretrained.checksum(trial.model)
     path = folder / "config.json"
     if not path.exists():
         files.write(path, json.dumps(config, indent=1) + "\n")
@@ -355,8 +357,6 @@ def decoder(trial: Trial, task: Task, backend: str = "auto") -> Decoder:
     """The model before its first step. Weights that are not the encoding's are the same for every encoding."""
     torch.manual_seed(trial.seed)
     if trial.model:
-        from adapos.bench import pretrained  # which loads transformers
-
         done = pretrained.method(trial.encoding, pretrained.shape_of(trial.model))
         model: Any = pretrained.Pretrained(trial.model, done, task.vocabulary)
         return model
@@ -369,6 +369,8 @@ def load(folder: Path, backend: str = "auto", task: Task | None = None) -> tuple
         raise ValueError(f"{folder} holds no trial: it has no config.json")
     held = files.read(folder / "config.json", "trial")
     trial = Trial(**held["trial"])
+    if trial.model and held.get("model") != pretrained.checksum(trial.model):
+        raise ValueError(f"{trial.model} is not the model that {folder} was trained in; put that one back")
     task = task or tasks.build(trial.task)
     model = decoder(trial, task, backend)
     if not (folder / "done.json").exists():

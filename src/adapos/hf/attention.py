@@ -145,10 +145,11 @@ def mask(
             f"{int(q_offset) + q_length} tokens: caches of a fixed size are not for it; leave cache_implementation out"
         )
     if attention_mask is not None:
-        if attention_mask.shape[-1] != int(kv_offset) + kv_length:
+        tokens = int(kv_offset) + kv_length
+        if attention_mask.shape[-1] != tokens:
             raise ValueError(
-                f"attention_mask must have shape ({batch_size}, {int(kv_offset) + kv_length}), a number for each token, "
-                f"not {tuple(attention_mask.shape)}"
+                f"attention_mask must have shape ({batch_size}, {tokens}), a number for each token, not "
+                f"{tuple(attention_mask.shape)}"
             )
         kept = attention_mask[:, -kv_length:].bool()
         if not bool(kept.all()):

@@ -21,6 +21,7 @@ from adapos.hf.travel import Positions, fitting, place, remove
 from adapos.registry import parse
 
 METHOD = "adapos"
+PREFIX = "lora_"  # of the names of all that is trained: a method has one, and low-rank updates have this
 ROTARY = "rotary_emb"
 NORMS = ("input_layernorm", "post_attention_layernorm", "norm", "q_norm", "k_norm")
 EMBEDDINGS = ("embed_tokens", "lm_head")
@@ -75,31 +76,31 @@ class AdaposPeftConfig(LoraConfig):
 class AdaposLayer(Positions, BaseTunerLayer):
     """The encodings of all adapters, of which one is at work."""
 
-    adapter_layer_names = ("adapos_encoding",)
+    adapter_layer_names = ("lora_encoding",)
     kept = "base_layer"
 
     def __init__(self, rotary: nn.Module) -> None:
         super().__init__(rotary)
-        self.adapos_encoding = nn.ModuleDict()
+        self.lora_encoding = nn.ModuleDict()
         self.merged_adapters: list[str] = []
 
     @property
     def encoding(self) -> PositionalEncoding | None:
         if self.disable_adapters:
             return None
-        active = [name for name in self.active_adapters if name in self.adapos_encoding]
+        active = [name for name in self.active_adapters if name in self.lora_encoding]
         if len(active) > 1:
             raise ValueError(
                 f"the adapters {', '.join(active)} each bring an encoding, and a model has one; activate one"
             )
-        encoding: Any = self.adapos_encoding[active[0]] if active else None
+        encoding: Any = self.lora_encoding[active[0]] if active else None
         return encoding
 
 
 class AdaposTuner(LoraModel):
     """Puts encodings where PEFT finds a rotary embedding, and low-rank updates elsewhere."""
 
-    prefix = f"{METHOD}_"
+    prefix = PREFIX
     tuner_layer_cls = BaseTunerLayer
 
     def inject_adapter(self, model: Any, adapter_name: str, *given: Any, **named: Any) -> None:
@@ -128,12 +129,15 @@ class AdaposTuner(LoraModel):
             target = AdaposLayer(target)
             place(parent, target)
             parent.__class__ = family(config.family).new_model
-        target.adapos_encoding[adapter_name] = fitting(parent, config.encoding)
-        for encoding in target.adapos_encoding.values():
+        target.lora_encoding[adapter_name] = fitting(parent, config.encoding)
+        for encoding in target.lora_encoding.values():
             names = {part for name, _ in encoding.named_parameters() for part in name.split(".")}
-            if clash := sorted(names & set(target.adapos_encoding)):
+            if clash := sorted(names & set(target.lora_encoding)):
                 raise ValueError(f"an adapter cannot be called {clash[0]!r}, as a parameter is; choose another name")
         target.set_adapter(self.active_adapters)
+
+    def add_weighted_adapter(self, *given: Any, **named: Any) -> None:
+        raise ValueError("encodings have no weighted sum; activate one adapter with set_adapter")
 
     def _check_merge_allowed(self) -> None:
         raise ValueError(
@@ -156,7 +160,7 @@ class AdaposTuner(LoraModel):
         """For the model's own names; an adapter of another model is refused here, for torch would say it in pages."""
         found = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
         there = dict(model.named_parameters(remove_duplicate=False))
-        wanted = {name for name in there if f".adapos_encoding.{adapter_name}." in name}
+        wanted = {name for name in there if f".lora_encoding.{adapter_name}." in name}
         odd = sorted(name for name, x in found.items() if name not in there or there[name].shape != x.shape)
         odd += sorted(wanted - found.keys())
         if odd:
@@ -168,16 +172,14 @@ class AdaposTuner(LoraModel):
 
     @classmethod
     def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
-        before, found, after = key.partition(f".adapos_encoding.{adapter_name}.")
-        return (
-            f"{before}.adapos_encoding.{after}" if found else super()._remove_adapter_name_from_key(key, adapter_name)
-        )
+        before, found, after = key.partition(f".lora_encoding.{adapter_name}.")
+        return f"{before}.lora_encoding.{after}" if found else super()._remove_adapter_name_from_key(key, adapter_name)
 
 
 def offer() -> None:
     """Make the method known to PEFT."""
     if KIND not in PEFT_TYPE_TO_TUNER_MAPPING:
-        register_peft_method(name=METHOD, config_cls=AdaposPeftConfig, model_cls=AdaposTuner)
+        register_peft_method(name=METHOD, config_cls=AdaposPeftConfig, model_cls=AdaposTuner, prefix=PREFIX)
 
 
 offer()

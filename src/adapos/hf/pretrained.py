@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
+from transformers.utils import logging
 
 
 def source(name: str) -> tuple[str, dict[str, Any]]:
@@ -24,7 +27,8 @@ def pretrained(name: str, **named: Any) -> tuple[Any, Any]:
 
         loading = {"quantization_config": GgufConfig(dequantize=True)}
     try:
-        model = AutoModelForCausalLM.from_pretrained(place, **given, **loading, **named)
+        with without_bars():
+            model = AutoModelForCausalLM.from_pretrained(place, **given, **loading, **named)
     except Exception as problem:  # of the network, the hub and the files: of any kind
         raise ValueError(f"{name} cannot be loaded: {reason(problem)}") from None
     try:
@@ -32,6 +36,20 @@ def pretrained(name: str, **named: Any) -> tuple[Any, Any]:
     except Exception:  # a model may have none
         tokenizer = None
     return model.eval(), tokenizer
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """transformers draws one for weights that are there already, which takes a moment; downloads keep theirs."""
+    drawn, gguf = logging.is_progress_bar_enabled(), modeling_gguf_pytorch_utils.tqdm
+    logging.disable_progress_bar()
+    modeling_gguf_pytorch_utils.tqdm = lambda tensors, **unused: tensors
+    try:
+        yield
+    finally:
+        modeling_gguf_pytorch_utils.tqdm = gguf
+        if drawn:
+            logging.enable_progress_bar()
 
 
 def reason(problem: Exception) -> str:
