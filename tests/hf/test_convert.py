@@ -254,3 +254,12 @@ def test_a_body_takes_its_arguments_by_place() -> None:
     assert by_place.past_key_values is past
     assert past.get_seq_length() == 17
     assert torch.equal(by_place.last_hidden_state, model(tokens, attention_mask=mask).last_hidden_state)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_decoding_that_has_no_place_for_positions_is_refused(family: str) -> None:
+    model, (tokens, _) = hf.convert(small.model(family), "tape"), small.texts()
+    with pytest.raises(ValueError, match=r"fixed size.*leave cache_implementation out"):
+        model.generate(tokens, max_new_tokens=3, do_sample=False, pad_token_id=0, cache_implementation="static")
+    with pytest.raises(ValueError, match="continuous batching keeps keys and values in pages"):
+        model.generate_batch(tokens.tolist())

@@ -32,6 +32,10 @@ class Seen:
     keys: Tensor | None = None  # (B, S): False at padding
     doc: Tensor | None = None  # (B, S): the text that each token belongs to, of several in a row
 
+    def contiguous(self) -> Seen:
+        """What transformers asks of a mask where keys have a number that is fixed."""
+        raise ValueError("attn_implementation='adapos' has no caches of a fixed size; leave cache_implementation out")
+
     def layout(self, batch: int, queries: int, keys: int, device: torch.device) -> Layout:
         """The queries are the last keys. Ids are places: what a model knows of positions is in its queries and keys."""
         dense = Layout.dense(

@@ -73,6 +73,13 @@ class PositionsCache(transformers.Cache):
         return self.tokens.bytes
 
 
+class Grows:
+    """Mixed into models that decode with a PositionsCache."""
+
+    def init_continuous_batching(self, *given: Any, **named: Any) -> None:
+        raise ValueError("continuous batching keeps keys and values in pages, with no place for positions; use generate")
+
+
 def taken(given: Any, encoding: str) -> PositionsCache:
     """The cache to fill: the one that was given, or a new one in the place of an empty one of another kind."""
     if isinstance(given, PositionsCache):

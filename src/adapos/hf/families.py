@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
-from adapos.hf.cache import taken
+from adapos.hf.cache import Grows, taken
 from adapos.hf.loading import Exact
 from adapos.hf.travel import converted, install
 from adapos.registry import label
@@ -60,7 +60,7 @@ class Converted(Exact):
         return super().forward(input_ids, past_key_values=past_key_values, use_cache=use_cache, **named)
 
 
-class ConvertedForCausalLM(Exact):
+class ConvertedForCausalLM(Grows, Exact):
     """Mixed into a family's model with a head."""
 
     body: type[nn.Module]

@@ -13,7 +13,7 @@ from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple, logging
 
-from adapos.hf.cache import PositionsCache, taken
+from adapos.hf.cache import Grows, PositionsCache, taken
 from adapos.hf.config import AdaposConfig
 from adapos.hf.inputs import documents_and_ids
 from adapos.hf.loading import Exact
@@ -118,7 +118,7 @@ class AdaposModel(AdaposPreTrainedModel):
         )
 
 
-class AdaposForCausalLM(AdaposPreTrainedModel, GenerationMixin):
+class AdaposForCausalLM(Grows, AdaposPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.decoder.embedding.weight"}  # noqa: RUF012
     spare = ("score.",)
 
