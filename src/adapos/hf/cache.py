@@ -77,7 +77,7 @@ class Grows:
     """Mixed into models that decode with a PositionsCache."""
 
     def init_continuous_batching(self, *given: Any, **named: Any) -> None:
-        raise ValueError("continuous batching keeps keys and values in pages, with no place for positions; use generate")
+        raise ValueError("continuous batching keeps keys and values in pages, without positions; use generate")
 
 
 def taken(given: Any, encoding: str) -> PositionsCache:
