@@ -113,6 +113,14 @@ def parse(spec: str) -> list[tuple[str, dict[str, Any]]]:
         raise ValueError(f"the spec {brief!r} does not parse; write it like 'kerple + dape(kernel=3)'") from None
 
 
+def written(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    """The inverse of parse."""
+    return " + ".join(
+        f"{name}({', '.join(f'{parameter}={value!r}' for parameter, value in given.items())})" if given else name
+        for name, given in parts
+    )
+
+
 def _sum(node: ast.expr) -> list[ast.expr]:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return [*_sum(node.left), *_sum(node.right)]

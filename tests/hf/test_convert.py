@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +264,97 @@ def test_decoding_that_has_no_place_for_positions_is_refused(family: str) -> Non
         model.generate(tokens, max_new_tokens=3, do_sample=False, pad_token_id=0, cache_implementation="static")
     with pytest.raises(ValueError, match="continuous batching keeps keys and values in pages"):
         model.generate_batch(tokens.tolist())
+
+
+def test_threads_do_not_mix_their_states() -> None:
+    model = hf.convert(small.model("llama"), "tape")
+    small.shake(model)
+    texts = [torch.randint(1, 90, (1, 40), generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    with torch.no_grad():
+        alone = [model(text).logits for text in texts]
+
+    def apart(index: int) -> float:
+        with torch.no_grad():
+            return max(float((model(texts[index]).logits - alone[index]).abs().max()) for _ in range(20))
+
+    with ThreadPoolExecutor(3) as pool:
+        assert max(pool.map(apart, range(3))) < 1e-5
+
+
+def test_nothing_of_a_pass_stays_behind_in_the_model() -> None:
+    model, (tokens, _) = hf.convert(small.model("llama"), "tape"), small.texts()
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model(tokens, labels=tokens).loss.backward()
+    model.zero_grad()
+    copied = copy.deepcopy(model.eval())
+    with torch.no_grad():
+        assert torch.equal(copied(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize("encoding", ["rope(schedule='linear', factor=4.0)", "tape(schedule='linear', factor=4.0)"])
+def test_a_schedule_stretches_the_angles_that_the_model_has(encoding: str) -> None:
+    plain = {"rope_type": "default", "rope_theta": 100000.0}
+    tokens, _ = small.texts()
+    theirs = small.model("llama", rope_parameters=plain | {"rope_type": "linear", "factor": 4.0})
+    ours = hf.convert(small.model("llama", rope_parameters=plain), encoding)
+    with torch.no_grad():
+        assert torch.allclose(ours(tokens).logits, theirs(tokens).logits, atol=1e-6)
+    with pytest.raises(
+        ValueError, match=r"stretches angles that the model stretches already \(llama3\); give base too"
+    ):
+        hf.convert(small.model("llama"), encoding)
+
+
+@pytest.mark.parametrize("family", small.FAMILIES)
+def test_autocast_runs(family: str) -> None:
+    base, (tokens, _) = small.model(family), small.texts()
+    model = hf.convert(copy.deepcopy(base), "tape")
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.allclose(model(tokens).logits, base(tokens).logits, atol=0.02)
+
+
+def test_a_model_with_fewer_layers_than_it_had_still_decodes() -> None:
+    model, (tokens, mask) = hf.convert(small.model("llama"), "kerple"), small.texts()
+    model.model.layers, model.config.num_hidden_layers = model.model.layers[:2], 2
+    how = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(model.generate(tokens, **how), model.generate(tokens, **how, use_cache=False))
+
+
+def test_a_pass_that_fails_leaves_the_cache_as_it_was() -> None:
+    model, (tokens, _) = hf.convert(small.model("llama"), "tape"), small.texts()
+    past = model(tokens[:, :9], use_cache=True).past_key_values
+    last = model.model.layers[-1].mlp
+    handle = last.register_forward_hook(lambda *given: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(tokens[:, 9:], past_key_values=past)
+    handle.remove()
+    assert past.get_seq_length() == 9
+    with torch.no_grad():
+        found = model(tokens[:, 9:], past_key_values=past).logits
+        assert torch.allclose(found, model(tokens).logits[:, 9:], atol=1e-5)
+
+
+def test_a_mask_of_ones_takes_back_what_was_hidden() -> None:
+    base, (tokens, mask) = small.model("qwen2"), small.texts()
+    model = hf.convert(copy.deepcopy(base), "tape")
+    said = []
+    for each in (base, model):
+        with torch.no_grad():
+            past = each(tokens[:, :12], attention_mask=mask[:, :12], use_cache=True).past_key_values
+            ids = torch.arange(12, 17)[None]
+            given = {"attention_mask": torch.ones_like(mask), "position_ids": ids, "past_key_values": past}
+            said.append(each(tokens[:, 12:], **given).logits)
+    assert torch.allclose(*said, atol=1e-5)
+
+
+def test_double_precision_runs() -> None:
+    model, (tokens, _) = hf.convert(small.model("llama"), "tape(attention=False)").double(), small.texts()
+    assert model(tokens).logits.dtype == torch.float64
+
+
+@pytest.mark.parametrize("shape", [(2, 17), (3, 16), (17,)])
+def test_ids_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    model, (tokens, _) = hf.convert(small.model("llama"), "tape"), small.texts()
+    with pytest.raises(ValueError, match=r"position_ids must have shape \(batch, tokens\), \(3, 17\), not"):
+        model(tokens, position_ids=torch.zeros(shape, dtype=torch.long))

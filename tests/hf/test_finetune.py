@@ -11,22 +11,22 @@ import torch
 import adapos.hf
 from adapos.bench import pretrained, rows, train
 from adapos.bench.export import byte_tokenizer
-from adapos.encoding import Shape
 from commands import run
 from hf import small
 
 peft = pytest.importorskip("peft")
 
 METHODS = ([], ["--encoding", "tape"], ["--lora", "4"], ["--encoding", "rope + dape(zero=True)", "--lora", "2"])
+PLAIN = {"rope_type": "default", "rope_theta": 5000.0}
 STRETCHED = "rope(schedule='linear', factor=2.0)"
 
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A small Llama that reads bytes, and text to train it on."""
+    """A small model that reads bytes, and text to train it on."""
     monkeypatch.setenv("ADAPOS_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    small.model("llama", vocab_size=256).save_pretrained(tmp_path / "model")
+    small.model("llama", vocab_size=256, rope_parameters=PLAIN).save_pretrained(tmp_path / "model")
     byte_tokenizer().save_pretrained(tmp_path / "model")
     (tmp_path / "text.txt").write_text("some words, and more of them. " * 400)
     return str(tmp_path / "model")
@@ -96,7 +96,7 @@ def test_what_was_trained_is_handed_out_as_an_adapter(model: str, tmp_path: Path
 
 def test_a_model_that_was_changed_is_not_taken_for_what_it_was(model: str, tmp_path: Path) -> None:
     finetune(model, "--encoding", "tape")
-    small.model("llama", vocab_size=256, initializer_range=0.05).save_pretrained(model)
+    small.model("llama", vocab_size=256, rope_parameters=PLAIN, initializer_range=0.05).save_pretrained(model)
     pretrained.checksum.cache_clear()
     code, _, err = finetune(model, "--encoding", "tape")
     assert (code, "was begun with another model; choose another folder" in err) == (2, True)
@@ -126,6 +126,7 @@ def test_only_what_is_adapted_moves(model: str) -> None:
         (["--encoding", "original + tape"], "'original' is the model as it is, and stands alone"),
         (["--encoding", "sinusoidal"], "'sinusoidal' adds to the embeddings"),
         (["--data", "nowhere"], "nowhere"),
+        (["--encoding", "rope(schedule='yarn', factor=2.0)"], "needs the trained length"),
     ],
 )
 def test_what_makes_no_sense_is_refused(model: str, words: list[str], sentence: str) -> None:
@@ -142,9 +143,9 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_methods_are_written_as_encodings_are() -> None:
-    shape = Shape(layers=2, width=16, heads=2)
+    config = small.model("qwen2").config
     for text in ("original", "tape", "lora(rank=8)", "tape + lora(rank=4)", "rope(base=77.0) + dape(zero=True)"):
-        assert str(pretrained.method(text, shape)) == text
-    assert str(pretrained.method("lora", shape)) == "lora(rank=8)"
+        assert str(pretrained.method(text, config)) == text
+    assert str(pretrained.method("lora", config)) == "lora(rank=8)"
     with pytest.raises(ValueError, match="lora: rank must be a whole number of at least 1, not 0"):
-        pretrained.method("lora(rank=0)", shape)
+        pretrained.method("lora(rank=0)", config)

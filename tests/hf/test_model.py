@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -258,3 +259,22 @@ def test_a_pickle_is_refused(tmp_path: Path) -> None:
 def test_the_auto_classes_know_the_configuration(tmp_path: Path) -> None:
     hf.AdaposConfig(encoding="tape", **SIZES).save_pretrained(tmp_path)
     assert isinstance(AutoConfig.from_pretrained(tmp_path), hf.AdaposConfig)
+
+
+def test_what_is_cached_is_not_computed_again() -> None:
+    model, (tokens, _) = made(), texts()
+    model.gradient_checkpointing_enable()
+    model(tokens, labels=tokens).loss.backward()
+    model.train()(tokens, labels=tokens, use_cache=True).loss.backward()
+
+
+def test_threads_are_given_their_own_attentions() -> None:
+    model, (tokens, _) = made(), texts()
+    alone = [model(tokens[row : row + 1], output_attentions=True).attentions for row in range(3)]
+
+    def same(row: int) -> bool:
+        found = [model(tokens[row : row + 1], output_attentions=True).attentions for _ in range(20)]
+        return all(all(map(torch.equal, each, alone[row])) and len(each) == len(alone[row]) for each in found)
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(same, range(3)))

@@ -152,3 +152,72 @@ def test_low_rank_updates_of_a_converted_model_are_merged() -> None:
     model = adapos.hf.convert(small.model("llama"), "tape")
     lora = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
     assert type(lora.merge_and_unload()) is type(model)
+
+
+@pytest.mark.parametrize(
+    "given", [{"layers_to_transform": [0, 1]}, {"exclude_modules": ["rotary_emb", "o_proj"]}], ids=str
+)
+def test_settings_of_low_rank_updates_leave_the_encoding_in_its_place(given: dict[str, Any]) -> None:
+    model = peft.get_peft_model(small.model("llama"), AdaposPeftConfig(encoding="kerple", r=2, **given))
+    assert any("lora_encoding" in name for name, _ in model.named_parameters())
+    layers = {name.split(".")[4] for name, _ in model.named_parameters() if "lora_A" in name}
+    assert layers == ({"0", "1"} if "layers_to_transform" in given else {"0", "1", "2"})
+    model.unload()
+
+
+def test_what_peft_offers_and_an_encoding_cannot_is_refused() -> None:
+    tokens, _ = small.texts()
+    with pytest.raises(ValueError, match="layer_replication makes a model of more layers"):
+        AdaposPeftConfig(r=2, layer_replication=[[0, 2], [1, 3]])
+    model = peft.get_peft_model(small.model("llama"), AdaposPeftConfig(encoding="kerple"), adapter_name="one").eval()
+    model.add_adapter("two", AdaposPeftConfig(encoding="alibi"))
+    with pytest.raises(ValueError, match="a batch has one encoding, and adapter_names gives its rows several"):
+        model(input_ids=tokens, adapter_names=["one", "two", "__base__"])
+    with torch.no_grad():
+        past = model(tokens[:, :9], use_cache=True).past_key_values
+        model.set_adapter("two")
+        with pytest.raises(ValueError, match="the cache was filled with 'kerple', and the model now has 'alibi'"):
+            model(tokens[:, 9:], past_key_values=past)
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding", "sentence"),
+    [
+        ("w_p", "tape", "cannot be called 'w_p'"),
+        ("a.b", "tape", "must be without dots"),
+        ("good", "learned", "adds to the embeddings"),
+        ("good", "tape + alibi + xl", "xl"),
+    ],
+)
+def test_an_adapter_that_is_refused_changes_nothing(name: str, encoding: str, sentence: str) -> None:
+    model = small.model("llama")
+    with pytest.raises(ValueError, match=sentence):
+        peft.get_peft_model(model, AdaposPeftConfig(encoding=encoding), adapter_name=name)
+    assert type(model.model) is transformers.LlamaModel
+    assert type(model.model.layers[0].self_attn).__name__ == "LlamaAttention"
+    held = peft.get_peft_model(small.model("llama"), AdaposPeftConfig(encoding="tape"))
+    with pytest.raises(ValueError, match=sentence):
+        held.add_adapter(name, AdaposPeftConfig(encoding=encoding))
+    held.add_adapter("another", AdaposPeftConfig(encoding="tape"))
+
+
+def test_without_its_adapter_a_model_attends_as_it_did() -> None:
+    base = small.model("llama")
+    base.set_attn_implementation("eager")
+    model = peft.get_peft_model(copy.deepcopy(base), AdaposPeftConfig(encoding="kerple")).eval()
+    tokens, _ = small.texts()
+    with torch.no_grad(), model.disable_adapter():
+        found = model(tokens, output_attentions=True)
+        assert torch.equal(found.attentions[0], base(tokens, output_attentions=True).attentions[0])
+        how = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "cache_implementation": "static"}
+        assert model.generate(tokens, **how).shape == (3, 20)
+    assert model.config._attn_implementation == "adapos"
+
+
+def test_an_adapter_is_loaded_without_memory_of_its_own(tmp_path: Path) -> None:
+    base, (tokens, _) = small.model("llama"), small.texts()
+    model = trained(base, encoding="rope + dape(zero=True)", r=4)
+    model.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path, low_cpu_mem_usage=True).eval()
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, model(tokens).logits)

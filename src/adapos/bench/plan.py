@@ -180,7 +180,7 @@ class Plan:
         """An encoding, or what is done to a pretrained model, in its own words."""
         if not self.model:
             return registry.spec(registry.build(spec, shape))
-        return str(pretrained.method(spec, shape))
+        return str(pretrained.method(spec, pretrained.configuration(self.model)))
 
     @property
     def shape(self) -> Shape:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from adapos import files
 from adapos.encoding import Shape
 from adapos.layout import PADDING, count
-from adapos.registry import at_least, check_known, parse
+from adapos.registry import at_least, check_known, parse, written
 
 ORIGINAL = "original"
 LORA = "lora"
@@ -37,7 +37,8 @@ class Method:
         return " + ".join(filter(None, parts)) or ORIGINAL
 
 
-def method(text: str, shape: Shape) -> Method:
+def method(text: str, config: Any) -> Method:
+    """What a spec says to do to a model of a configuration."""
     parts = parse(text)
     if parts == [(ORIGINAL, {})]:
         return Method()
@@ -50,17 +51,12 @@ def method(text: str, shape: Shape) -> Method:
             rank = given.get("rank", 8)
             at_least(LORA, "rank", rank, 1)
     # in the words that were given: parameters that are not named are the model's own
-    said = " + ".join(written(name, given) for name, given in parts if name != LORA)
+    said = written(part for part in parts if part[0] != LORA)
     if said:
         from adapos.hf.travel import inside
 
-        inside(said, shape)
+        inside(said, config)
     return Method(said or None, rank)
-
-
-def written(name: str, given: dict[str, Any]) -> str:
-    values = ", ".join(f"{parameter}={value!r}" for parameter, value in given.items())
-    return f"{name}({values})" if given else name
 
 
 def shape_of(name: str) -> Shape:
@@ -145,10 +141,12 @@ class Pretrained(nn.Module):
         if not causal:
             raise ValueError("a pretrained language model is causal; choose a task that is read in one direction")
         given: dict[str, Any] = {}
-        if doc is not None and bool((doc == PADDING).any()):
-            given["attention_mask"] = (doc != PADDING).long()
-        elif doc is not None:
+        if doc is not None:
             given["position_ids"] = count(doc)
+            if bool((doc == PADDING).any()):
+                if bool((doc > 0).any()):
+                    raise ValueError("a pretrained model reads several texts in a row, or texts with padding, not both")
+                given["attention_mask"] = (doc != PADDING).long()
         return self.inner.model(tokens, use_cache=False, **given).last_hidden_state
 
     def generate(self, tokens: Tensor, new: int, *, doc: Tensor | None = None) -> Tensor:

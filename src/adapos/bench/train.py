@@ -357,7 +357,7 @@ def decoder(trial: Trial, task: Task, backend: str = "auto") -> Decoder:
     """The model before its first step. Weights that are not the encoding's are the same for every encoding."""
     torch.manual_seed(trial.seed)
     if trial.model:
-        done = pretrained.method(trial.encoding, pretrained.shape_of(trial.model))
+        done = pretrained.method(trial.encoding, pretrained.configuration(trial.model))
         model: Any = pretrained.Pretrained(trial.model, done, task.vocabulary)
         return model
     return Decoder(task.vocabulary, trial.shape, trial.encoding, dropout=trial.dropout, backend=backend)

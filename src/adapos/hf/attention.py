@@ -29,7 +29,8 @@ class Seen:
 
     causal: bool = False
     window: int | None = None  # a query sees keys at a distance below this
-    keys: Tensor | None = None  # (B, S): False at padding
+    keys: Tensor | None = None  # (B, S): False at padding; None where there is none
+    given: Tensor | None = None  # (B, S): the same, as it was given
     doc: Tensor | None = None  # (B, S): the text that each token belongs to, of several in a row
 
     def contiguous(self) -> Seen:
@@ -155,7 +156,7 @@ def mask(
                 f"attention_mask must have shape ({batch_size}, {tokens}), a number for each token, not "
                 f"{tuple(attention_mask.shape)}"
             )
-        kept = attention_mask[:, -kv_length:].bool()
+        facts["given"] = kept = attention_mask[:, -kv_length:].bool()
         if not bool(kept.all()):
             facts["keys"] = kept
     return Seen(**facts)

@@ -9,6 +9,7 @@ import transformers
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
+from adapos.layout import Layout
 from adapos.model import Cache
 
 
@@ -66,7 +67,15 @@ class PositionsCache(transformers.Cache):
 
     def __init__(self) -> None:
         self.tokens = Cache()
+        self.encoding = ""  # that has filled it
+        self.pending: Layout | None = None  # of a pass that is under way
         super().__init__(layers=[Whole(self.tokens)])
+
+    def commit(self) -> None:
+        """The pass is done, and its tokens belong to the cache; where layers were not given it, there are none."""
+        if self.pending is not None:
+            self.tokens.commit(self.pending)
+        self.pending = None
 
     @property
     def bytes(self) -> int:
@@ -83,6 +92,11 @@ class Grows:
 def taken(given: Any, encoding: str) -> PositionsCache:
     """The cache to fill: the one that was given, or a new one in the place of an empty one of another kind."""
     if isinstance(given, PositionsCache):
+        if len(given.tokens) and given.encoding != encoding:
+            raise ValueError(
+                f"the cache was filled with {given.encoding!r}, and the model now has {encoding!r}; start a new one"
+            )
+        given.encoding, given.pending = encoding, None
         return given
     if given is None or (isinstance(given, transformers.Cache) and _empty(given)):
         if getattr(given, "is_compileable", False) or getattr(given, "offloading", False):
@@ -90,7 +104,7 @@ def taken(given: Any, encoding: str) -> PositionsCache:
                 f"{encoding!r} decodes with a cache that grows; leave cache_implementation out, {type(given).__name__} "
                 "cannot hold it"
             )
-        return PositionsCache()
+        return taken(PositionsCache(), encoding)
     raise ValueError(
         f"past_key_values is a {type(given).__name__} that another model has filled; give None, or an "
         "adapos.hf.PositionsCache"

@@ -11,6 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
+import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
@@ -18,7 +19,7 @@ from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from adapos.hf.cache import Grows, taken
 from adapos.hf.loading import Exact
-from adapos.hf.travel import converted, install
+from adapos.hf.travel import converted, converted_layer, install
 from adapos.registry import label
 
 NAMES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
@@ -50,14 +51,18 @@ class Converted(Exact):
         if use_cache is None:
             use_cache = self.config.use_cache and encoding.promises.cacheable and not self.training
         recompute = getattr(self.layers[0], "_gradient_checkpointing_func", None)
-        if encoding.travels and getattr(recompute, "keywords", {}).get("use_reentrant"):
+        recomputed = self.training and torch.is_grad_enabled()
+        if recomputed and encoding.travels and getattr(recompute, "keywords", {}).get("use_reentrant"):
             raise ValueError(
                 f"the state of {label(encoding)!r} travels from layer to layer, and reentrant checkpointing loses its "
                 'gradient; give gradient_checkpointing_enable({"use_reentrant": False})'
             )
         if use_cache or past_key_values is not None:
             past_key_values = taken(past_key_values, label(encoding))
-        return super().forward(input_ids, past_key_values=past_key_values, use_cache=use_cache, **named)
+        found = super().forward(input_ids, past_key_values=past_key_values, use_cache=use_cache, **named)
+        if past_key_values is not None:
+            past_key_values.commit()
+        return found
 
 
 class ConvertedForCausalLM(Grows, Exact):
@@ -102,7 +107,9 @@ def family(name: str) -> Family:
     for cls, kind in ((NewConfig, "Config"), (NewModel, "Model"), (NewCausal, "ForCausalLM")):
         cls.__name__ = cls.__qualname__ = f"Adapos{prefix}{kind}"
         globals()[cls.__name__] = cls  # where pickle looks for it
-    converted(getattr(import_module(f"transformers.models.{name}.modeling_{name}"), f"{prefix}Attention"))
+    modeling = import_module(f"transformers.models.{name}.modeling_{name}")
+    converted(getattr(modeling, f"{prefix}Attention"))
+    converted_layer(getattr(modeling, f"{prefix}DecoderLayer"))
     # how transformers finds what output_attentions and output_hidden_states are taken from
     _CAN_RECORD_REGISTRY[str(NewModel)] = model._can_record_outputs
     return Family(config, model, causal, NewConfig, NewModel, NewCausal)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +16,7 @@ from adapos.hf.config import AdaposConfig
 from adapos.hf.inputs import documents_and_ids
 from adapos.hf.loading import Exact
 from adapos.model import Decoder
-from adapos.model.layer import Attention, placed
+from adapos.model.layer import placed
 from adapos.registry import label
 
 logger = logging.get_logger(__name__)
@@ -108,13 +106,17 @@ class AdaposModel(AdaposPreTrainedModel):
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
         output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         seen: list[Tensor] | None = [] if output_hidden_states else None
-        with watching(decoder, bool(output_attentions)) as weights:
-            x = decoder.through(x, layout, cache, seen)
+        weights: list[Tensor] | None = [] if output_attentions else None
+        if output_attentions:
+            logger.warning_once(
+                "output_attentions: attention runs through the backend 'reference', in memory quadratic in length"
+            )
+        x = decoder.through(x, layout, cache, seen, weights)
         return BaseModelOutputWithPast(
             last_hidden_state=x,
             past_key_values=past,
             hidden_states=None if seen is None else (*seen, x),
-            attentions=tuple(weights) if output_attentions else None,
+            attentions=None if weights is None else tuple(weights),
         )
 
 
@@ -175,21 +177,3 @@ class AdaposForSequenceClassification(GenericForSequenceClassification, AdaposPr
     @property
     def head(self) -> nn.Linear:
         return self.score
-
-
-@contextmanager
-def watching(decoder: Decoder, asked: bool) -> Iterator[list[Tensor]]:
-    """The weights of attention, layer by layer, if they are asked for."""
-    weights: list[Tensor] = []
-    layers = [module for module in decoder.modules() if isinstance(module, Attention)] if asked else []
-    if asked:
-        logger.warning_once(
-            "output_attentions: attention runs through the backend 'reference', in memory quadratic in length"
-        )
-    for layer in layers:
-        layer.watched = weights
-    try:
-        yield weights
-    finally:
-        for layer in layers:
-            layer.watched = None

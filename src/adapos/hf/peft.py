@@ -65,6 +65,8 @@ class AdaposPeftConfig(LoraConfig):
             raise ValueError(
                 f"target_modules ({sorted(named)}) are for low-rank updates; give their rank too, such as r=8"
             )
+        if self.layer_replication is not None:
+            raise ValueError("layer_replication makes a model of more layers, which an encoding cannot be put into")
         targets = {*(named or PROJECTIONS)} if self.r else set()
         saved = {*(self.modules_to_save or ())}
         saved |= {*(NORMS if self.train_norms else ())} | {*(EMBEDDINGS if self.train_embeddings else ())}
@@ -96,6 +98,11 @@ class AdaposLayer(Positions, BaseTunerLayer):
         encoding: Any = self.lora_encoding[active[0]] if active else None
         return encoding
 
+    def enable_adapters(self, enabled: bool) -> None:
+        """Without them the model attends as it did."""
+        super().enable_adapters(enabled)
+        self.attends(adapos=enabled)
+
 
 class AdaposTuner(LoraModel):
     """Puts encodings where PEFT finds a rotary embedding, and low-rank updates elsewhere."""
@@ -104,8 +111,11 @@ class AdaposTuner(LoraModel):
     tuner_layer_cls = BaseTunerLayer
 
     def inject_adapter(self, model: Any, adapter_name: str, *given: Any, **named: Any) -> None:
+        """What is refused is refused before anything is changed."""
         config: Any = self.peft_config[adapter_name]
-        if not any(isinstance(module, AdaposLayer) for module in model.modules()):
+        body = model.base_model
+        held = body.rotary_emb.lora_encoding if isinstance(getattr(body, ROTARY, None), AdaposLayer) else None
+        if held is None:
             checked(model)
         kind = model.config.model_type
         if config.family not in (None, kind):
@@ -113,11 +123,23 @@ class AdaposTuner(LoraModel):
                 f"the adapter is of another model, a {config.family}, and this is a {kind}; load it onto "
                 f"{config.base_model_name_or_path or 'the model that it was trained on'}"
             )
+        if "." in adapter_name:
+            raise ValueError(f"the name of an adapter must be without dots, and is {adapter_name!r}")
+        for encoding in (fitting(body, config.encoding), *(held or {}).values()):
+            names = {part for name, _ in encoding.named_parameters() for part in name.split(".")}
+            if clash := sorted(names & {adapter_name, *(held or ())}):
+                raise ValueError(f"an adapter cannot be called {clash[0]!r}, as a parameter is; choose another name")
         config.family = kind
         trained = {*config.target_modules, *(config.modules_to_save or ())}
         # a head that is the embedding stays so
         config.ensure_weight_tying = bool(trained & {*EMBEDDINGS} and self._get_module_names_tied_with_embedding())
         super().inject_adapter(model, adapter_name, *given, **named)
+
+    @staticmethod
+    def _check_target_module_exists(config: Any, key: str) -> Any:
+        """Which layers are named, or excluded, is said of low-rank updates."""
+        found: Any = LoraModel._check_target_module_exists(config, key)
+        return key.rpartition(".")[2] == ROTARY or found
 
     def _create_and_replace(
         self, config: Any, adapter_name: str, target: Any, target_name: str, parent: Any, *rest: Any, **named: Any
@@ -130,11 +152,12 @@ class AdaposTuner(LoraModel):
             place(parent, target)
             parent.__class__ = family(config.family).new_model
         target.lora_encoding[adapter_name] = fitting(parent, config.encoding)
-        for encoding in target.lora_encoding.values():
-            names = {part for name, _ in encoding.named_parameters() for part in name.split(".")}
-            if clash := sorted(names & set(target.lora_encoding)):
-                raise ValueError(f"an adapter cannot be called {clash[0]!r}, as a parameter is; choose another name")
         target.set_adapter(self.active_adapters)
+
+    def _enable_peft_forward_hooks(self, *given: Any, **named: Any) -> Any:
+        if named.get("adapter_names") is not None:
+            raise ValueError("a batch has one encoding, and adapter_names gives its rows several; part the batch")
+        return super()._enable_peft_forward_hooks(*given, **named)
 
     def add_weighted_adapter(self, *given: Any, **named: Any) -> None:
         raise ValueError("encodings have no weighted sum; activate one adapter with set_adapter")

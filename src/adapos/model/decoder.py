@@ -48,9 +48,15 @@ class Block(nn.Module):
         self.mlp = Swiglu(shape.width, hidden) if mlp == "swiglu" else Gelu(shape.width, hidden)
 
     def forward(
-        self, x: Tensor, encoding: PositionalEncoding, layout: Layout, state: Any, cache: Cache | None
+        self,
+        x: Tensor,
+        encoding: PositionalEncoding,
+        layout: Layout,
+        state: Any,
+        cache: Cache | None,
+        watched: list[Tensor] | None = None,
     ) -> tuple[Tensor, Any]:
-        y, state = self.attention(self.before_attention(x), encoding, layout, state, cache)
+        y, state = self.attention(self.before_attention(x), encoding, layout, state, cache, watched)
         x = x + y
         h = self.before_mlp(x)
         y = self.mlp(h)
@@ -148,18 +154,27 @@ class Decoder(nn.Module):
         return self.through(self.embedding(tokens.long()), layout, cache)
 
     def through(
-        self, x: Tensor, layout: Layout, cache: Cache | None = None, seen: list[Tensor] | None = None
+        self,
+        x: Tensor,
+        layout: Layout,
+        cache: Cache | None = None,
+        seen: list[Tensor] | None = None,
+        watched: list[Tensor] | None = None,
     ) -> Tensor:
-        """From embeddings (B, T, width) to what the head reads. `seen` is given what enters each block."""
+        """From embeddings (B, T, width) to what the head reads.
+
+        `seen` is given what enters each block, `watched` the weights of its attention, (B, H, T, S).
+        """
         allowed(self.encoding, layout, cache)
         x, layout, state = begun(self.encoding, x, layout)
         for block in self.blocks:
             if seen is not None:
                 seen.append(x)
-            if self.recomputes and torch.is_grad_enabled():
-                x, state = checkpoint(block, x, self.encoding, layout, state, cache, use_reentrant=False)
+            # computed again, a block would put its tokens into the cache, or its weights into the list, again
+            if self.recomputes and torch.is_grad_enabled() and cache is None and watched is None:
+                x, state = checkpoint(block, x, self.encoding, layout, state, None, use_reentrant=False)
             else:
-                x, state = block(x, self.encoding, layout, state, cache)
+                x, state = block(x, self.encoding, layout, state, cache, watched)
         if cache is not None:
             cache.commit(layout)
         return self.norm(x)

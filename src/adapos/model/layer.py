@@ -16,12 +16,7 @@ from adapos.registry import build, label
 
 
 class Attention(nn.Module):
-    """Projections, the encoding's hooks in their order, attention. `index` is the layer's number.
-
-    Where `watched` is a list, attention runs through the reference, and its weights (B, H, T, S) are put there.
-    """
-
-    watched: list[Tensor] | None = None
+    """Projections, the encoding's hooks in their order, attention. `index` is the layer's number."""
 
     def __init__(self, shape: Shape, index: int, backend: str = "auto", dropout: float = 0.0) -> None:
         super().__init__()
@@ -32,8 +27,15 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.heads * shape.head_width, shape.width, bias=False)
 
     def forward(
-        self, x: Tensor, encoding: PositionalEncoding, layout: Layout, state: Any, cache: Cache | None = None
+        self,
+        x: Tensor,
+        encoding: PositionalEncoding,
+        layout: Layout,
+        state: Any,
+        cache: Cache | None = None,
+        watched: list[Tensor] | None = None,
     ) -> tuple[Tensor, Any]:
+        """Where `watched` is a list, attention runs through the reference, and its weights (B, H, T, S) go there."""
         width = (-1, self.shape.head_width)
         q, k, v = (
             project(x).unflatten(-1, width).transpose(1, 2) for project in (self.q, self.k, self.v)
@@ -46,8 +48,8 @@ class Attention(nn.Module):
             state,
             cache,
             dropout=self.dropout if self.training else 0.0,
-            backend=self.backend if self.watched is None else "reference",
-            watched=self.watched,
+            backend=self.backend if watched is None else "reference",
+            watched=watched,
         )
         return self.out(out), state
 
