@@ -61,9 +61,11 @@ def convert_(
 ) -> None:
     """Put an encoding into a pretrained model; `tape` and `rope + dape(zero=True)` change nothing until trained."""
     hf = hugging_face()
+    from adapos.hf.pretrained import without_bars
+
     model, tokenizer = hf.pretrained(source)
     hf.convert(model, encoding)
-    with files.folder_beside(to) as place:
+    with files.folder_beside(to) as place, without_bars():
         model.save_pretrained(place)
         if tokenizer is not None:
             tokenizer.save_pretrained(place)

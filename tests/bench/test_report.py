@@ -145,7 +145,7 @@ def test_too_few_seeds_says_how_many_are_needed() -> None:
     verdict = only(perplexities({"rope": [20.0], "fire": [19.0]})).verdicts["fire", 512]
     assert words.verdict(verdict) == "too few seeds: 1 of 3 needed"
     assert verdict.corrected is None
-    assert "trained once" in words.caution(of(perplexities({"rope": [20.0], "fire": [19.0]})))
+    assert "run once" in words.caution(of(perplexities({"rope": [20.0], "fire": [19.0]})))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -100,6 +100,27 @@ def test_gradients_reach_a_bias() -> None:
         assert torch.allclose(a.grad, b.grad, atol=1e-5), name
 
 
+def test_weights_are_given_where_they_are_asked_for() -> None:
+    eager, ours = pair(*CONFIGS["llama"])
+    tokens, mask = small.texts()
+    found = [each(tokens, attention_mask=mask, output_attentions=True).attentions for each in (eager, ours)]
+    for theirs, own in zip(*found, strict=True):
+        seen = mask.bool()[:, None, :, None].expand_as(own)
+        assert torch.allclose(own[seen], theirs[seen], atol=1e-6)
+    t5 = transformers.T5ForConditionalGeneration._from_config(
+        transformers.T5Config(**T5, decoder_start_token_id=0), attn_implementation="adapos"
+    )
+    with pytest.raises(ValueError, match="keeps no weights of attention to another text"):
+        t5(input_ids=tokens, decoder_input_ids=tokens[:, :5], output_attentions=True)
+
+
+def test_a_model_that_reads_masks_itself_is_told_so() -> None:
+    config = transformers.BloomConfig(vocab_size=99, hidden_size=32, n_layer=1, n_head=4)
+    model = transformers.BloomForCausalLM._from_config(config, attn_implementation="adapos")
+    with pytest.raises(ValueError, match="this model reads masks itself"):
+        model(small.texts()[0])
+
+
 def test_a_mask_of_ones_own_is_taken() -> None:
     eager, ours = pair(*CONFIGS["llama"])
     tokens, _ = small.texts()

@@ -348,6 +348,14 @@ def test_a_mask_of_ones_takes_back_what_was_hidden() -> None:
     assert torch.allclose(*said, atol=1e-5)
 
 
+def test_a_configuration_without_an_encoding_is_refused(tmp_path: Path) -> None:
+    hf.convert(small.model("llama"), "alibi").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"encoding"', '"encodng"'))
+    with pytest.raises(ValueError, match="the configuration names no encoding"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
 def test_double_precision_runs() -> None:
     model, (tokens, _) = hf.convert(small.model("llama"), "tape(attention=False)").double(), small.texts()
     assert model(tokens).logits.dtype == torch.float64

@@ -86,7 +86,9 @@ def test_what_was_trained_is_handed_out_as_an_adapter(model: str, tmp_path: Path
         "adapter_config.json",
         "adapter_model.safetensors",
     }
-    assert "PeftModel.from_pretrained" in Path("adapter/README.md").read_text()
+    card = Path("adapter/README.md").read_text()
+    assert "PeftModel.from_pretrained" in card
+    assert ("not trained" in card) == (STRETCHED in words)
     again = peft.PeftModel.from_pretrained(adapos.hf.pretrained(model)[0], "adapter").eval()
     _, _, trained = train.load(folder)
     tokens = torch.randint(256, (2, 12))
@@ -103,6 +105,16 @@ def test_a_model_that_was_changed_is_not_taken_for_what_it_was(model: str, tmp_p
     (folder,) = (tmp_path / "run" / "trials").glob("tape*")
     with pytest.raises(ValueError, match=r"is not the model that .* was trained in; put that one back"):
         train.load(folder)
+
+
+def test_a_start_that_failed_binds_nobody(model: str) -> None:
+    weights = Path(model) / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:1000])
+    assert finetune(model, "--encoding", "tape")[0] == 2
+    weights.write_bytes(whole)
+    pretrained.checksum.cache_clear()
+    assert finetune(model, "--encoding", "tape")[0] == 0
 
 
 def test_only_what_is_adapted_moves(model: str) -> None:

@@ -261,6 +261,19 @@ def test_the_auto_classes_know_the_configuration(tmp_path: Path) -> None:
     assert isinstance(AutoConfig.from_pretrained(tmp_path), hf.AdaposConfig)
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"encodin": "alibi"}, "AdaposConfig has no 'encodin'; did you mean 'encoding'"),
+        ({"encoding": None}, "encoding"),
+        ({"window": 0}, "window must be a whole number of at least 1, not 0"),
+    ],
+)
+def test_a_setting_that_would_be_passed_over_is_refused(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        hf.AdaposConfig(**SIZES | given)
+
+
 def test_what_is_cached_is_not_computed_again() -> None:
     model, (tokens, _) = made(), texts()
     model.gradient_checkpointing_enable()

@@ -23,7 +23,7 @@ from adapos.bench.boards import BOARDS
 from adapos.bench.plan import Plan
 from adapos.bench.signals import Stopped, heard, stop
 from adapos.bench.task import Task as Task_
-from adapos.bench.train import Failed, Setup, fitting, train
+from adapos.bench.train import Failed, Setup, facts, fitting, train
 from adapos.console import in_a_sentence, ruled
 from adapos.numbers import large
 from adapos.specs import lengths as read_lengths
@@ -272,7 +272,7 @@ def train_trials(plan: Plan, setup: Setup, out: Path) -> None:
                 raise typer.Exit(1) from None
             bars.done()
             if first_process():
-                print(f"trained: {folder}")
+                print(f"{'trained' if facts(folder)['tokens'] else 'nothing to train'}: {folder}")
 
 
 @app.command("evaluate")

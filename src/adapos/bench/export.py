@@ -4,6 +4,7 @@ what was measured.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,27 @@ from adapos.bench import rows, tasks, train
 from adapos.bench.plan import Trial
 from adapos.bench.pretrained import ORIGINAL
 from adapos.bench.report import words
-from adapos.bench.report.results import BESIDE, Measure
+from adapos.bench.report.results import BESIDE, Measure, weighed
 from adapos.bench.rows import Row
 from adapos.bench.task import Task
 from adapos.hf.config import AdaposConfig
 from adapos.hf.model import AdaposForCausalLM
+from adapos.hf.pretrained import without_bars
+
+END = "<|end|>"
 
 
 def export(folder: Path, to: Path) -> None:
     """Write `to`, whole or not at all: a model, or the adapter of a pretrained one."""
     trial, task, model = train.load(folder)
     written: Any = adapter(trial, model) if trial.model else decoder(trial, task, model)
-    with files.folder_beside(to) as place:
+    with files.folder_beside(to) as place, without_bars():
         written.save_pretrained(place)
         if not trial.model and (reader := tokenizer(trial.task)) is not None:
             reader.save_pretrained(place)
-        (place / "README.md").write_text(card(trial, rows.read(folder.parent.parent / "rows.jsonl")), encoding="utf-8")
+        found = rows.read(folder.parent.parent / "rows.jsonl")
+        said = card(trial, found, trained=train.facts(folder)["tokens"] > 0)
+        (place / "README.md").write_text(said, encoding="utf-8")
 
 
 def adapter(trial: Trial, model: Any) -> Any:
@@ -72,12 +78,14 @@ def tokenizer(task: str) -> Any:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Token 0 to 255 is a byte of UTF-8."""
-    letters = dict(zip(byte_order(), range(256), strict=True))
+    """Token 0 to 255 is a byte of UTF-8, but for the last, which no text holds: it ends and pads texts."""
+    letters = dict(zip([*byte_order()[:-1], END], range(256), strict=True))
     made = Tokenizer(models.BPE(vocab=letters, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=made, clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token=END, pad_token=END, clean_up_tokenization_spaces=False
+    )
 
 
 def byte_order() -> list[str]:
@@ -87,20 +95,24 @@ def byte_order() -> list[str]:
     return [chr(byte if byte in seen else next(others)) for byte in range(256)]
 
 
-def card(trial: Trial, found: list[Row]) -> str:
+def card(trial: Trial, found: list[Row], *, trained: bool) -> str:
     """What the model is, and what the bench measured of it."""
     own = [row for row in found if row.trial == trial.name]
-    how = (
-        f"with adapos on `{trial.task}` at length {trial.train_length:,}: {trial.steps:,} steps of {trial.batch} texts"
-    )
+    how = f"on `{trial.task}` at length {trial.train_length:,}: {trial.steps:,} steps of {trial.batch} texts"
+    how = f"trained with adapos {how}, seed {trial.seed}" if trained else "not trained, for nothing of it can be"
     lines = [*(of_adapter(trial, how) if trial.model else of_decoder(trial, how)), ""]
-    measured = [row for row in own if row.protocol not in BESIDE and not row.marks]
-    if measured:
+    # one number a length, where a task has several places, such as depths
+    places: dict[tuple[Measure, int], list[Row]] = defaultdict(list)
+    for row in own:
+        if row.protocol not in BESIDE:
+            places[Measure(row.task, row.metric, row.protocol), row.length].append(row)
+    if places:
         lines += ["| length | measure | value | standard error | protocol |", "|---:|---|---:|---:|---|"]
-        for row in sorted(measured, key=lambda row: (row.metric, row.protocol, row.length)):
-            measure = Measure(row.task, row.metric, row.protocol)
-            error = words.value(measure, row.error, row.value) if row.error is not None else ""
-            cells = (f"{row.length:,}", words.named(measure), words.value(measure, row.value), error, row.protocol)
+        for (measure, length), there in sorted(places.items(), key=lambda item: (item[0][0].name, item[0][1])):
+            value = weighed([(row.value, row.n) for row in there])
+            error = there[0].error if len(there) == 1 else None
+            said = words.value(measure, error, value) if error is not None else ""
+            cells = (f"{length:,}", words.named(measure), words.value(measure, value), said, measure.protocol)
             lines.append(f"| {' | '.join(cells)} |")
     else:
         lines.append("It has not been evaluated yet.")
@@ -117,7 +129,7 @@ def of_decoder(trial: Trial, how: str) -> list[str]:
         "",
         f"# A decoder with the positional encoding `{trial.encoding}`",
         "",
-        f"{trial.layers} layers of {trial.width}, {trial.heads} heads, trained with adapos {how}, seed {trial.seed}.",
+        f"{trial.layers} layers of {trial.width}, {trial.heads} heads, {how}.",
         "",
         "```python",
         "import adapos.hf",
@@ -141,7 +153,7 @@ def of_adapter(trial: Trial, how: str) -> list[str]:
         "",
         f"# `{trial.encoding}` inside {name}",
         "",
-        f"An adapter, trained with adapos {how}, seed {trial.seed}; all else of {name} is as it was.",
+        f"An adapter, {how}; all else of {name} is as it was.",
         "",
         "```python",
         "import adapos.hf.peft",

@@ -81,13 +81,15 @@ def configuration(name: str) -> Any:
     from transformers import AutoConfig
 
     from adapos.hf.families import NAMES
-    from adapos.hf.pretrained import reason, source
+    from adapos.hf.pretrained import source, unreached
 
     place, given = source(name)
     try:
         config = AutoConfig.from_pretrained(place, **given)
     except Exception as problem:  # of the network, the hub and the files: of any kind
-        raise ValueError(f"{name} cannot be loaded: {reason(problem)}") from None
+        raise unreached(name, problem) from None
+    if config.model_type.startswith("adapos"):
+        raise ValueError(f"{name} has the encoding {config.encoding!r} already; give the model that it was")
     if config.model_type not in NAMES:
         raise ValueError(
             f"{name} is a {config.model_type}, and adapos trains inside {', '.join(NAMES)}; choose another"

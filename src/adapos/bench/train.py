@@ -155,7 +155,8 @@ def settle(trial: Trial, task: Task, folder: Path) -> None:
     if trial.model:
         config["model"] = pretrained.checksum(trial.model)
     path = folder / "config.json"
-    if not path.exists():
+    # one that nothing was trained with yet binds nobody
+    if not path.exists() or not ((folder / "checkpoints").exists() or (folder / "done.json").exists()):
         files.write(path, json.dumps(config, indent=1) + "\n")
         return
     held = files.read(path, *config)
@@ -193,8 +194,9 @@ class Trainer:
     def run(self) -> None:
         self.restore()
         model = self.ready()
-        if self.processes.main:
+        if self.processes.main and self.parameters:
             self.watch.began(self.trial, self.step)
+        if self.processes.main:
             self.board = opened(self.setup.board, self.folder, self.trial, self.step)
         forget_peak(self.setup.device)
         with heard(self.asked), closing(self.board):
@@ -367,7 +369,9 @@ def load(folder: Path, backend: str = "auto", task: Task | None = None) -> tuple
     """A trial that is done; `task` is its own, where it is there already."""
     if not (folder / "config.json").exists():
         raise ValueError(f"{folder} holds no trial: it has no config.json")
-    held = files.read(folder / "config.json", "trial")
+    held = files.read(folder / "config.json")
+    if "trial" not in held:
+        raise ValueError(f"{folder} holds no trial, but something else with a config.json")
     trial = Trial(**held["trial"])
     if trial.model and held.get("model") != pretrained.checksum(trial.model):
         raise ValueError(f"{trial.model} is not the model that {folder} was trained in; put that one back")

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from adapos.kernels import attend
+from adapos.kernels import attend, weights
 from adapos.layout import PADDING, Layout
 from adapos.pairs import Grid, Pairs
 
 NAME = "adapos"
+FOREIGN = "this model reads masks itself, and attn_implementation='adapos' gives it none; choose 'eager'"
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,12 @@ class Seen:
     keys: Tensor | None = None  # (B, S): False at padding; None where there is none
     given: Tensor | None = None  # (B, S): the same, as it was given
     doc: Tensor | None = None  # (B, S): the text that each token belongs to, of several in a row
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{FOREIGN} (it asks for {name!r})")
+
+    def __radd__(self, other: Any) -> Any:
+        raise ValueError(FOREIGN)
 
     def contiguous(self) -> Seen:
         """What transformers asks of a mask where keys have a number that is fixed."""
@@ -67,9 +74,10 @@ def attention(
     is_causal: bool | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    output_attentions: bool | None = None,
     **unused: Any,
-) -> tuple[Tensor, None]:
-    """As transformers calls it: (B, T, H, E), and no weights."""
+) -> tuple[Tensor, Tensor | None]:
+    """As transformers calls it: (B, T, H, E), and weights (B, H, T, S) where they are asked for."""
     if softcap is not None or s_aux is not None:
         what = "cap on scores (softcap)" if softcap is not None else "attention sinks (s_aux)"
         raise ValueError(f"attn_implementation='adapos' has no {what}, which this model asks for; choose 'eager'")
@@ -90,28 +98,43 @@ def attention(
     if attention_mask is None:  # a model that makes no mask says by itself whether it is causal
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         attention_mask = Seen(causal=bool(causal) and queries > 1)
+    shown = output_attentions or getattr(getattr(module, "config", None), "output_attentions", False)
     if not attention_mask.causal and queries != keys:
-        return crossed(query, key, value, attention_mask, biases, dropout, scaling), None
+        return crossed(query, key, value, attention_mask, biases, dropout, scaling, shown=shown)
     layout = attention_mask.layout(batch, queries, keys, query.device)
     pairs = Pairs(tuple(Grid(bias) for bias in biases))
     out = attend(query, key, value, layout, pairs, scale=scaling, dropout=dropout)
-    return out.transpose(1, 2).contiguous(), None
+    seen = weights(query, key, layout, pairs, scale=scaling) if shown else None
+    return out.transpose(1, 2).contiguous(), seen
 
 
 def crossed(
-    query: Tensor, key: Tensor, value: Tensor, seen: Seen, biases: list[Tensor], dropout: float, scaling: float | None
-) -> Tensor:
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: Seen,
+    biases: list[Tensor],
+    dropout: float,
+    scaling: float | None,
+    *,
+    shown: bool,
+) -> tuple[Tensor, Tensor | None]:
     """Attention to the tokens of another text, which has no positions of its own: torch's."""
     if seen.window is not None or seen.doc is not None:
         raise ValueError("attn_implementation='adapos' has no windows or packing over another text; choose 'sdpa'")
     if seen.keys is not None:
         hidden = torch.zeros_like(seen.keys, dtype=query.dtype).masked_fill(~seen.keys, -torch.inf)
         biases = [*biases, hidden[:, None, None]]
+    if shown:
+        raise ValueError(
+            "attn_implementation='adapos' keeps no weights of attention to another text; choose 'eager' for "
+            "output_attentions"
+        )
     total = sum(biases[1:], biases[0]) if biases else None
     out = F.scaled_dot_product_attention(
         query, key, value, total, dropout, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
     )
-    return out.transpose(1, 2).contiguous()
+    return out.transpose(1, 2).contiguous(), None
 
 
 def mask(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from adapos.encoding import PositionalEncoding, Shape
-from adapos.registry import build, build_layers
+from adapos.registry import at_least, build, build_layers
 
 
 def shape_in(config: Any) -> Shape:
@@ -53,7 +55,14 @@ class AdaposConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        for name in kwargs:
+            if close := get_close_matches(name, [each.name for each in fields(self)], 1, 0.85):
+                raise ValueError(f"AdaposConfig has no {name!r}; did you mean {close[0]!r}?")
         super().__post_init__(**kwargs)
+        if not isinstance(self.encoding, str | list):
+            raise ValueError(f"encoding must be a spec, or a list of one for each layer, not {self.encoding!r}")
+        if self.window is not None:
+            at_least("AdaposConfig", "window", self.window, 1)
         self.positions()  # a spec that does not parse is refused here, before any weights are made
 
     @property

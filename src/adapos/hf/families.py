@@ -95,7 +95,7 @@ def family(name: str) -> Family:
     @strict
     class NewConfig(config):
         model_type = f"adapos_{name}"
-        encoding: str = "rope"
+        encoding: str = ""
 
     class NewModel(Converted, model):
         config_class = NewConfig

@@ -100,7 +100,7 @@ class AdaposModel(AdaposPreTrainedModel):
         x = decoder.embedding(input_ids) if inputs_embeds is None else inputs_embeds
         batch, length = x.shape[:2]
         # as for transformers' own models, which take ids that jump for several texts where nothing else is said
-        packed = attention_mask is None and cache is None
+        packed = attention_mask is None and past_key_values is None
         doc, pos = documents_and_ids(attention_mask, position_ids, batch, length, cache, x.device, packed=packed)
         layout = placed((batch, length), pos, doc, cache, device=x.device, window=config.window)
         output_attentions = config.output_attentions if output_attentions is None else output_attentions

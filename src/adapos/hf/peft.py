@@ -11,11 +11,12 @@ from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 from peft.tuners.lora import LoraConfig, LoraModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import PeftType, register_peft_method
+from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
 from torch import Tensor, nn
 
 from adapos.encoding import PositionalEncoding
 from adapos.hf.convert import checked
-from adapos.hf.families import family
+from adapos.hf.families import NAMES, family
 from adapos.hf.loading import listed
 from adapos.hf.travel import Positions, fitting, place, remove
 from adapos.registry import parse
@@ -58,19 +59,17 @@ class AdaposPeftConfig(LoraConfig):
 
     def __post_init__(self) -> None:
         parse(self.encoding)
-        named = self.target_modules
-        if isinstance(named, str):
-            raise ValueError(f"target_modules must be a list of names beside {ROTARY!r}, not the pattern {named!r}")
-        if named and not self.r and set(named) != {ROTARY}:
+        if self.target_modules and not self.r and {*self.target_modules} != {ROTARY}:
             raise ValueError(
-                f"target_modules ({sorted(named)}) are for low-rank updates; give their rank too, such as r=8"
+                f"target_modules ({self.target_modules}) are for low-rank updates; give their rank too, such as r=8"
             )
         if self.layer_replication is not None:
             raise ValueError("layer_replication makes a model of more layers, which an encoding cannot be put into")
-        targets = {*(named or PROJECTIONS)} if self.r else set()
         saved = {*(self.modules_to_save or ())}
         saved |= {*(NORMS if self.train_norms else ())} | {*(EMBEDDINGS if self.train_embeddings else ())}
-        self.target_modules, self.modules_to_save = {*targets, ROTARY}, sorted(saved) or None
+        self.modules_to_save = sorted(saved) or None
+        # the tuner finds the place of an encoding by itself, and PEFT wants something to be named
+        self.target_modules = (self.target_modules or {*PROJECTIONS}) if self.r else {ROTARY}
         super().__post_init__()
         self.peft_type = KIND
 
@@ -130,7 +129,8 @@ class AdaposTuner(LoraModel):
             if clash := sorted(names & {adapter_name, *(held or ())}):
                 raise ValueError(f"an adapter cannot be called {clash[0]!r}, as a parameter is; choose another name")
         config.family = kind
-        trained = {*config.target_modules, *(config.modules_to_save or ())}
+        targets = config.target_modules
+        trained = {*(() if isinstance(targets, str) else targets), *(config.modules_to_save or ())}
         # a head that is the embedding stays so
         config.ensure_weight_tying = bool(trained & {*EMBEDDINGS} and self._get_module_names_tied_with_embedding())
         super().inject_adapter(model, adapter_name, *given, **named)
@@ -200,7 +200,9 @@ class AdaposTuner(LoraModel):
 
 
 def offer() -> None:
-    """Make the method known to PEFT."""
+    """Make the method known to PEFT, and to its LoRA what converted models are made of."""
+    for name in NAMES:
+        TARGETS.setdefault(f"adapos_{name}", TARGETS[name])
     if KIND not in PEFT_TYPE_TO_TUNER_MAPPING:
         register_peft_method(name=METHOD, config_cls=AdaposPeftConfig, model_cls=AdaposTuner, prefix=PREFIX)
 

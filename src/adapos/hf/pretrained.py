@@ -10,6 +10,8 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 from transformers.utils import logging
 
+LONG = 300  # letters
+
 
 def source(name: str) -> tuple[str, dict[str, Any]]:
     """Where transformers finds a model, its configuration and its tokenizer. No code of a hub is run."""
@@ -30,7 +32,7 @@ def pretrained(name: str, **named: Any) -> tuple[Any, Any]:
         with without_bars():
             model = AutoModelForCausalLM.from_pretrained(place, **given, **loading, **named)
     except Exception as problem:  # of the network, the hub and the files: of any kind
-        raise ValueError(f"{name} cannot be loaded: {reason(problem)}") from None
+        raise unreached(name, problem) from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, **given)
     except Exception:  # a model may have none
@@ -52,6 +54,14 @@ def without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def unreached(name: str, problem: Exception) -> ValueError:
+    nowhere = "" if Path(name).exists() else "there is no such file or folder, and from the hub: "
+    return ValueError(f"{name} cannot be loaded: {nowhere}{reason(problem)}")
+
+
 def reason(problem: Exception) -> str:
-    """What another library says, in a line."""
-    return " ".join(str(problem).split())[:200] or type(problem).__name__
+    """What another library says, in a line: its first sentences, as far as they go."""
+    said = " ".join(str(problem).split()) or type(problem).__name__
+    if len(said) > LONG:
+        said = said[: said.rfind(". ", 0, LONG) + 1] or said[: said.rfind(" ", 0, LONG)] + " ..."
+    return said

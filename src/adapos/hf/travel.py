@@ -216,6 +216,8 @@ def inside(spec: str, config: Any) -> PositionalEncoding:
 
 def on_its_base(spec: str, config: Any) -> str:
     """A spec that says how angles are stretched, with the base that the model was trained with."""
+    if not spec:
+        raise ValueError("the configuration names no encoding, as that of every converted model does: 'encoding'")
     parts = parse(spec)
     for name, given in parts:
         if "base" in given or not set(given) & set(TURNING) or "base" not in parameters(find(name)):

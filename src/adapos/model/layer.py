@@ -164,7 +164,9 @@ def allowed(encoding: PositionalEncoding, layout: Layout, cache: Cache | None) -
     """Refuse what the encoding does not promise, before anything is computed."""
     promises = encoding.promises
     if cache is not None and not promises.cacheable:
-        raise ValueError(f"{label(encoding)!r} cannot decode with a cache: {promises.because}")
+        raise ValueError(
+            f"{label(encoding)!r} cannot decode with a cache: {promises.because}; use_cache=False decodes without"
+        )
     if promises.causal_only and not layout.causal:
         raise ValueError(f"{label(encoding)!r} is for causal attention only: {promises.because}")
 

@@ -149,7 +149,7 @@ def caution(results: Results, protocol: str = "") -> str:
         return ""
     if len(results.seeds) < statistics.NEEDED:
         times = "once" if len(results.seeds) == 1 else "twice"
-        return f"Each encoding was trained {times}: differences may be chance, and only more seeds can tell."
+        return f"Each encoding was run {times}: differences may be chance, and only more seeds can tell."
     if results.baseline is None:
         return "No baseline was named, so no difference is tested."
     verdicts = [each.word for comparison in results.main(protocol) for each in comparison.verdicts.values()]
