@@ -155,11 +155,13 @@ def settle(trial: Trial, task: Task, folder: Path) -> None:
     if trial.model:
         config["model"] = pretrained.checksum(trial.model)
     path = folder / "config.json"
-    # one that nothing was trained with yet binds nobody
-    if not path.exists() or not ((folder / "checkpoints").exists() or (folder / "done.json").exists()):
+    if not path.exists():
         files.write(path, json.dumps(config, indent=1) + "\n")
         return
     held = files.read(path, *config)
+    if held != config and held["trial"] == config["trial"] and not (folder / "log.jsonl").exists():
+        files.write(path, json.dumps(config, indent=1) + "\n")  # what failed before its first step binds nobody
+        return
     for name in config:
         if held[name] != config[name]:
             raise ValueError(f"{folder} was begun with another {name.replace('_', ' ')}; choose another folder")
@@ -367,11 +369,12 @@ def decoder(trial: Trial, task: Task, backend: str = "auto") -> Decoder:
 
 def load(folder: Path, backend: str = "auto", task: Task | None = None) -> tuple[Trial, Task, Decoder]:
     """A trial that is done; `task` is its own, where it is there already."""
-    if not (folder / "config.json").exists():
+    path = folder / "config.json"
+    if not path.exists():
         raise ValueError(f"{folder} holds no trial: it has no config.json")
-    held = files.read(folder / "config.json")
-    if "trial" not in held:
-        raise ValueError(f"{folder} holds no trial, but something else with a config.json")
+    if '"model_type"' in path.read_text(encoding="utf-8", errors="replace"):
+        raise ValueError(f"{folder} holds no trial, but a model of transformers")
+    held = files.read(path, "trial")
     trial = Trial(**held["trial"])
     if trial.model and held.get("model") != pretrained.checksum(trial.model):
         raise ValueError(f"{trial.model} is not the model that {folder} was trained in; put that one back")
