@@ -13,6 +13,7 @@ from adapos.bench.tasks.retrieval import GRASS, KEYS, WORDS, Needle, Passkey, Re
 
 NAMES = ("passkey", "needle")
 FACT = {"passkey": r" The pass key is (\d{5})\.", "needle": r"\n([a-z]{3}): (\d{4})\n"}
+MARK = {"passkey": ".", "needle": "\n"}
 SHORTEST = {"passkey": 57, "needle": 54}
 
 
@@ -53,7 +54,7 @@ def right(name: str, prompt: str) -> str:
     if name == "passkey":
         (key,) = facts
         assert prompt.endswith(" What is it? The pass key is")
-        return f" {key}\n"
+        return f" {key}."
     assert len(dict(facts)) == len(facts)
     return f" {dict(facts)[prompt.removesuffix(':')[-3:]]}\n"
 
@@ -108,10 +109,7 @@ def test_the_depth_is_the_share_of_filler_before_the_fact(name: str) -> None:
 def test_without_a_mark_the_fact_is_anywhere(name: str) -> None:
     task = build(name)
     for batch in (task.exam(default_rng(4), 400, Cell(200)), build(name).batch(default_rng(4), 400, 200)):
-        places = [
-            prompt.index(answer.strip() + ("." if name == "passkey" else "\n")) / len(prompt)
-            for prompt, answer in rows(task, batch)
-        ]
+        places = [prompt.index(answer[1:]) / len(prompt) for prompt, answer in rows(task, batch)]
         assert min(places) < 0.25
         assert max(places) > 0.7
         assert 0.4 < np.mean(places) < 0.6
@@ -193,7 +191,7 @@ def test_whole_texts_are_asked_for_in_training_only(name: str) -> None:
     assert batch.doc is not None
     for tokens, targets, inside in zip(batch.tokens, batch.targets, batch.doc == 0, strict=True):
         assert np.array_equal(targets[inside][:-1], tokens[inside][1:])
-        assert targets[inside][-1] == ord("\n")
+        assert targets[inside][-1] == ord(MARK[name])
     exams = [task.exam(default_rng(8), 20, Cell(80)) for task in (whole, answers)]
     assert np.array_equal(exams[0].targets, exams[1].targets)
 
@@ -251,7 +249,10 @@ def test_needle_has_no_more_facts_than_keys() -> None:
         Needle(facts=0)
 
 
-def test_a_tokenizer_must_keep_new_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_must_keep_what_ends_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizers.Bytes, "encode", lambda self, text: np.zeros(len(text.split()), np.int64))
-    with pytest.raises(ValueError, match="passkey: the tokenizer 'bytes' drops new lines, which end the answers"):
-        Passkey()
+    for make, mark in ((Passkey, r"'\.'"), (Needle, r"'\\n'")):
+        with pytest.raises(
+            ValueError, match=rf"answers end with {mark}, of which the tokenizer 'bytes' makes no token"
+        ):
+            make()

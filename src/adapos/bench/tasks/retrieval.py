@@ -50,8 +50,8 @@ class Asked(NamedTuple):
 
 
 class Retrieval(Task):
-    """`length` is the tokens of prompt and answer, which filler makes exact. The answer ends with a new line, which
-    is said and not read.
+    """`length` is the tokens of prompt and answer, which filler makes exact. The answer ends as the fact does, with a
+    token that is said and not read: a model that was not trained on the task goes on as it has read.
 
     A depth is the share of the filler that stands before the fact asked for; exams have `depths` of them, from 0 to
     1, and a cell without one draws it. Training draws depths too, and for each row a length, uniformly from the least
@@ -61,18 +61,20 @@ class Retrieval(Task):
 
     metric = "exact"
     generates = True
+    mark = "\n"  # that ends facts and answers
 
     def __init__(self, tokenizer: str = "bytes", depths: int = 5, whole: bool = False) -> None:
         at_least(self.name, "depths", depths, 2)
         true_or_false(self.name, "whole", whole)
         self.tokenizer, self.depths, self.whole = tokenizer, depths, whole
         self.tokens = tokenizers.tokenizer(tokenizer)
-        line = self.tokens.encode("\n")
-        if not len(line):
+        digit, ended = (self.tokens.encode(text) for text in ("7", f"7{self.mark}"))
+        if len(ended) != len(digit) + 1:
             raise ValueError(
-                f"{self.name}: the tokenizer {tokenizer!r} drops new lines, which end the answers; choose another"
+                f"{self.name}: answers end with {self.mark!r}, of which the tokenizer {tokenizer!r} makes no token of "
+                "its own; choose another"
             )
-        self.end = int(line[-1])
+        self.end = int(ended[-1])
 
     @property
     def vocabulary(self) -> int:
@@ -139,6 +141,9 @@ class Passkey(Retrieval):
 
     After Mohtashami and Jaggi 2023, arXiv 2305.16300.
     """
+
+    version = 2
+    mark = "."
 
     def __init__(self, tokenizer: str = "bytes", depths: int = 5, whole: bool = False) -> None:
         super().__init__(tokenizer, depths, whole)
