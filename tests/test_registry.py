@@ -41,7 +41,7 @@ def test_the_encodings_are_those_of_the_design() -> None:
 
 
 def test_settings_have_the_names_and_defaults_that_scripts_rely_on() -> None:
-    schedules = {"base": 10000.0, "schedule": "none", "factor": 1.0, "trained": None}
+    schedules = {"base": 10000.0, "schedule": "none", "factor": 1.0, "trained": None, "late": False}
     known = {
         "learned": {"longest": 2048},
         "rope": schedules,

@@ -21,6 +21,7 @@ from adapos.bench import commands
 from adapos.console import in_a_sentence, ruled
 from adapos.contract import Report, check
 from adapos.encoding import PositionalEncoding, Shape
+from adapos.evidence import commands as evidence
 from adapos.kernels import Call, ranked
 from adapos.profile import measure, page, plan, rows, terminal, words
 from adapos.sketch import Size, sketch
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 app.add_typer(commands.app)
 app.add_typer(models.app)
+app.add_typer(evidence.app)
 
 
 class Dtype(StrEnum):

@@ -7,11 +7,25 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+
+def cache() -> Path:
+    """ADAPOS_CACHE, or where the platform keeps what can be made again."""
+    if given := os.environ.get("ADAPOS_CACHE"):
+        return Path(given).expanduser()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    elif sys.platform == "darwin":
+        base = "~/Library/Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "adapos"
 
 
 def folder(path: Path) -> None:

@@ -81,7 +81,7 @@ def finetune(
     ] = None,
     lora: Annotated[int, typer.Option(min=0, help="The rank of low-rank updates to train as well; 0 for none.")] = 0,
     data: Annotated[
-        str, typer.Option(help="Text: stdlib, a file or folder, or hf:NAME for a Hugging Face dataset.")
+        str, typer.Option(help="Text: stdlib, enwik8, a file or folder, or hf:NAME for a Hugging Face dataset.")
     ] = "stdlib",
     field: Annotated[str, typer.Option(help="The field of JSON lines or tables that holds the text.")] = "text",
     limit: Annotated[int, typer.Option(help="Bytes of text to read at most; 0 for all.")] = 0,

@@ -154,7 +154,8 @@ def test_the_fingerprint_changes_with_names_contents_and_field_and_with_nothing_
 
 def test_a_path_that_is_not_there_is_refused() -> None:
     refused(
-        "nowhere/at/all", r"^data must be 'stdlib', a file or folder, or hf:OWNER/NAME, and there is no 'nowhere/at/"
+        "nowhere/at/all",
+        r"^data must be 'stdlib', 'enwik8', a file or folder, or hf:OWNER/NAME, and there is no 'nowhere/at/",
     )
     refused("stdlb", r"there is no 'stdlb'; did you mean 'stdlib'\?$")
 

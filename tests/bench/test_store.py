@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from adapos import files
 from adapos.bench import store as module
 from adapos.bench.sources import documents
-from adapos.bench.store import PARTS, Store, cache, deal, store
+from adapos.bench.store import PARTS, Store, deal, store
 from adapos.bench.task import Ids
 from adapos.bench.tokenizer import Bytes, Tokenizer
 
@@ -413,14 +413,14 @@ def test_there_are_three_parts(tmp_path: Path) -> None:
 
 
 def test_the_cache_is_where_the_platform_keeps_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cache() == tmp_path / "cache"
+    assert files.cache() == tmp_path / "cache"
     monkeypatch.delenv("ADAPOS_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
     for name, folder in {"XDG_CACHE_HOME": "xdg", "LOCALAPPDATA": "local"}.items():
         monkeypatch.setenv(name, str(tmp_path / folder))
     for platform, folder in {"linux": "xdg", "win32": "local", "darwin": "Library/Caches"}.items():
         monkeypatch.setattr(sys, "platform", platform)
-        assert cache() == tmp_path / folder / "adapos"
+        assert files.cache() == tmp_path / folder / "adapos"
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache() == tmp_path / ".cache" / "adapos"
+    assert files.cache() == tmp_path / ".cache" / "adapos"

@@ -10,7 +10,7 @@ from adapos.registry import names
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 STATIC = ("t5", "alibi", "kerple", "fire")
-FORMS = ("concat", "add", "bias")
+FORMS = ("concat", "add", "scores", "bias")
 YARN = "schedule='yarn', factor=4.0, trained=16"
 
 ALONE = [

@@ -19,7 +19,7 @@ def test_the_parameters_are_as_many_as_the_paper_says() -> None:
     assert count("kerple + dape", PAPER) == 12 * 1196
     assert count("kerple + dape(kernel=3)", PAPER) == 12 * 3500
     # h channels in place of 2h
-    for spec in ("dape", "rope + dape", "kerple + dape(form='add')", "kerple + dape(form='bias')"):
+    for spec in ("dape", "rope + dape", *(f"kerple + dape(form={form!r})" for form in ("add", "scores", "bias"))):
         assert count(spec, PAPER) == 12 * (12 * 32 + 32 + 32 * 12 + 12)
     assert count("kerple + dape(form='concat', width=5)", PAPER) == 12 * (24 * 5 + 5 + 5 * 12 + 12)
 
@@ -48,6 +48,7 @@ def naive(spec: str, score: Tensor, layout: Layout, bias: Tensor | None, dape: t
             "residual": torch.cat([score, bias], dim=1),
             "concat": torch.cat([score, bias], dim=1),
             "add": score + bias,
+            "scores": score,
             "bias": bias,
         }[form]
         static = score if form == "concat" else score + bias
@@ -61,7 +62,7 @@ def naive(spec: str, score: Tensor, layout: Layout, bias: Tensor | None, dape: t
 
 @pytest.mark.parametrize("layout", ["dense", "some queries", "bidirectional", "documents", "window"])
 @pytest.mark.parametrize("kernel", [1, 3, 5, 7])
-@pytest.mark.parametrize("form", ["residual", "concat", "add", "bias", "none"])
+@pytest.mark.parametrize("form", ["residual", "concat", "add", "scores", "bias", "none"])
 def test_forms_are_those_of_the_papers(form: str, kernel: int, layout: str) -> None:
     spec = f"dape(kernel={kernel})" if form == "none" else f"alibi + dape(kernel={kernel}, form='{form}')"
     made, where, draw = encoding(spec), LAYOUTS[layout](2, 12), Draw(1)

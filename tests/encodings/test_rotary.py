@@ -228,3 +228,14 @@ def test_a_cache_is_refused_where_keys_depend_on_the_total_length() -> None:
         model(text(1, 4), cache=Cache())
     with pytest.raises(ValueError, match="cannot decode with a cache"):
         model.generate(text(1, 4), 2)
+
+
+@pytest.mark.parametrize("name", ["rope", "tape"])
+def test_a_late_schedule_is_for_evaluation_only(name: str) -> None:
+    how = "schedule='yarn', factor=8.0, trained=16"
+    tokens = text(1, 20)
+    late, early, plain = (decoder(spec) for spec in (f"{name}({how}, late=True)", f"{name}({how})", name))
+    assert torch.equal(late.train()(tokens), plain.train()(tokens))
+    assert torch.equal(late.eval()(tokens), early.eval()(tokens))
+    with pytest.raises(ValueError, match="late does nothing without a schedule"):
+        build(f"{name}(late=True)", SHAPE)

@@ -21,6 +21,7 @@ SETTINGS = {
         ("rope(schedule='dynamic', trained=8, {})", "factor=1.0", "factor=2.0"),
         ("rope(schedule='yarn', factor=2.0, {})", "trained=8", "trained=64"),
         ("rope(schedule='dynamic', factor=2.0, {})", "trained=8", "trained=10"),
+        ("rope(schedule='linear', factor=2.0, {})", "late=False", "late=True"),
     ],
     "randomized": [("rope + randomized({})", "factor=2", "factor=4")],
     "t5": [("t5({})", "buckets=32", "buckets=8"), ("t5(buckets=8, {})", "furthest=20", "furthest=10")],
@@ -33,6 +34,7 @@ SETTINGS = {
         ("kerple + dape({})", "kernel=1", "kernel=3"),
         ("kerple + dape({})", "form='residual'", "form='concat'"),
         ("kerple + dape({})", "form='add'", "form='bias'"),
+        ("kerple + dape({})", "form='scores'", "form='bias'"),
         ("kerple + dape({})", "zero=False", "zero=True"),
     ],
     "tape": [
@@ -46,6 +48,7 @@ SETTINGS = {
         ("tape(factor=2.0, trained=8, {})", "schedule='linear'", "schedule='yarn'"),
         ("tape(schedule='yarn', trained=8, {})", "factor=1.0", "factor=2.0"),
         ("tape(schedule='yarn', factor=2.0, {})", "trained=8", "trained=64"),
+        ("tape(schedule='linear', factor=2.0, {})", "late=False", "late=True"),
     ],
 }
 EVERY = [(spec, one, other) for rows in SETTINGS.values() for spec, one, other in rows]
@@ -56,7 +59,7 @@ def test_a_setting_changes_something(spec: str, one: str, other: str) -> None:
     tokens, found = text(1, 30), []
     for setting in (one, other):
         model = decoder(spec.format(setting))
-        model.train("randomized" in spec)
+        model.train("randomized" in spec or "late" in one)
         torch.manual_seed(3)
         with torch.no_grad():
             found.append(model(tokens))

@@ -8,15 +8,13 @@ place. For a state that travels, A is what the layers have added to it, and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from adapos.encoding import Keys, PositionalEncoding
+from adapos.anatomy import heard
+from adapos.encoding import Keys
 from adapos.layout import Layout
 from adapos.model import Decoder
 from adapos.pairs import Pairs, grouped, wide
@@ -29,14 +27,6 @@ class Adaptation:
     layer: int
     share: float
     variation: float
-
-
-@dataclass
-class Heard:
-    """What an encoding was asked and answered in each layer."""
-
-    pairs: dict[int, tuple[Tensor, Keys, Layout, Pairs]] = field(default_factory=dict)
-    states: dict[int, list[Tensor]] = field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -87,34 +77,3 @@ def centred(x: Tensor, seen: Tensor) -> Tensor:
 
 def rms(x: Tensor) -> float:
     return float(x.double().square().mean().sqrt())
-
-
-@contextmanager
-def heard(encoding: PositionalEncoding) -> Iterator[Heard]:
-    """Listen at two hooks of an encoding."""
-    found = Heard()
-    tokens, pairs = encoding.tokens, encoding.pairs
-
-    def listening_tokens(layer: int, t: Any, pos: Tensor, state: Any) -> Any:
-        found.states[layer] = list(tensors(state))
-        return tokens(layer, t, pos, state)
-
-    def listening_pairs(layer: int, q: Tensor, keys: Keys, layout: Layout) -> Pairs:
-        answer = pairs(layer, q, keys, layout)
-        found.pairs[layer] = (q, keys, layout, answer)
-        return answer
-
-    object.__setattr__(encoding, "tokens", listening_tokens)
-    object.__setattr__(encoding, "pairs", listening_pairs)
-    try:
-        yield found
-    finally:
-        del encoding.__dict__["tokens"], encoding.__dict__["pairs"]
-
-
-def tensors(state: Any) -> Iterator[Tensor]:
-    if isinstance(state, Tensor):
-        yield wide(state)
-    elif isinstance(state, list | tuple):
-        for part in state:
-            yield from tensors(part)

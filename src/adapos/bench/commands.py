@@ -55,7 +55,7 @@ Clip = Annotated[float | None, typer.Option(help=f"The greatest size of a gradie
 Dropout = Annotated[float | None, typer.Option(help="Of attention weights.")]
 Dtype = Annotated[str | None, typer.Option(help=f"Numbers of matrix products: {', '.join(plans.DTYPES)}.")]
 Data = Annotated[
-    str | None, typer.Option(help="Text: stdlib, a file or folder, or hf:NAME for a Hugging Face dataset.")
+    str | None, typer.Option(help="Text: stdlib, enwik8, a file or folder, or hf:NAME for a Hugging Face dataset.")
 ]
 Field = Annotated[str | None, typer.Option(help="The field of JSON lines or tables that holds the text.")]
 Tokenizer = Annotated[str | None, typer.Option(help="bytes, or a Hugging Face tokenizer by name or path.")]

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -91,14 +91,20 @@ def compare_speed(folder: Path, setup: Setup, say: Say) -> None:
 
 
 def side_by_side(folder: Path, setup: Setup, workers: int, say: Say) -> None:
+    """Every trial of a folder's plan, and then all timed."""
+    in_processes(folder, plans.load(folder / "plan.json").trials, setup, workers, say)
+    say("all are timed side by side")
+    compare_speed(folder, setup, lambda text: None)
+
+
+def in_processes(folder: Path, trials: Sequence[Trial], setup: Setup, workers: int, say: Say) -> None:
     """Trials in processes of their own, so many at a time, which share the cores."""
     with heard(stop):
-        _side_by_side(folder, setup, workers, say)
+        _in_processes(folder, trials, setup, workers, say)
 
 
-def _side_by_side(folder: Path, setup: Setup, workers: int, say: Say) -> None:
-    plan = plans.load(folder / "plan.json")
-    waiting = [(trial, 1) for trial in plan.trials]
+def _in_processes(folder: Path, trials: Sequence[Trial], setup: Setup, workers: int, say: Say) -> None:
+    waiting = [(trial, 1) for trial in trials]
     running: dict[subprocess.Popen[bytes], tuple[Trial, int]] = {}
     threads = max(1, (os.cpu_count() or 1) // workers)
     try:
@@ -126,8 +132,6 @@ def _side_by_side(folder: Path, setup: Setup, workers: int, say: Say) -> None:
             process.terminate()  # it saves what it has done
         for process in running:
             process.wait()
-    say("all are timed side by side")
-    compare_speed(folder, setup, lambda text: None)
 
 
 def start(folder: Path, trial: Trial, setup: Setup, threads: int) -> subprocess.Popen[bytes]:

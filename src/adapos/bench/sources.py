@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from adapos import files
+from adapos.bench import enwik8
 from adapos.registry import meant
 
 ENDINGS = (".txt", ".md", ".py", ".jsonl", ".gz", ".zst", ".parquet", ".arrow")
@@ -29,10 +30,10 @@ PIECE = 2**20  # bytes
 def documents(data: str, field: str = "text", limit: int = 0) -> Iterator[tuple[str, bytes]]:
     """The name and the UTF-8 text of each document, always in the same order; those without text are passed over.
 
-    `data` is "stdlib", the path of a file or folder, or "hf:OWNER/NAME[/CONFIG][:SPLIT]". A file is one document, but
-    each line of a .jsonl and each row of a .parquet or .arrow is one of its own, with its text under `field`. Of a
-    folder all files are read whose ending is known, but for hidden ones. `limit` is how many bytes of text are read at
-    most, 0 for all; the last document is cut there.
+    `data` is "stdlib", "enwik8", the path of a file or folder, or "hf:OWNER/NAME[/CONFIG][:SPLIT]". A file is one
+    document, but each line of a .jsonl and each row of a .parquet or .arrow is one of its own, with its text under
+    `field`. Of a folder all files are read whose ending is known, but for hidden ones. `limit` is how many bytes of
+    text are read at most, 0 for all; the last document is cut there.
     """
     if data.startswith("hf:"):
         found = _rows_of_dataset(data, field)
@@ -69,13 +70,15 @@ def _files(data: str) -> list[tuple[str, Path]]:
     """Names and paths."""
     if data == "stdlib":
         return [(name, path) for name, path in _walk(Path(sysconfig.get_path("stdlib")), ASIDE) if path.suffix == ".py"]
+    if data == enwik8.NAME:
+        return [(data, enwik8.path())]
     path = Path(data).expanduser()
     if path.is_file():
         return [(path.name, path)]
     if not path.is_dir():
         raise ValueError(
-            f"data must be 'stdlib', a file or folder, or hf:OWNER/NAME, and there is no {data!r}"
-            f"{meant(data, ['stdlib'])}"
+            f"data must be 'stdlib', 'enwik8', a file or folder, or hf:OWNER/NAME, and there is no {data!r}"
+            f"{meant(data, ['stdlib', enwik8.NAME])}"
         )
     found = _walk(path)
     known = [(name, path) for name, path in found if path.suffix.lower() in ENDINGS]

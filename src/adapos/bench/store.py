@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import sys
 import tempfile
 import time
 import warnings
@@ -93,7 +91,7 @@ def store(data: str, field: str, reader: Tokenizer, limit: int = 0) -> Store:
     """The tokens of a source (see `sources.documents`): from the cache if they are there, else made and kept there."""
     source = fingerprint(data, field, limit)
     key = hashlib.sha256(json.dumps([FORMAT, source, reader.fingerprint]).encode()).hexdigest()[:32]
-    folder = cache() / "text" / key
+    folder = files.cache() / "text" / key
     damaged = folder.exists()
     if damaged:
         try:
@@ -118,19 +116,6 @@ def store(data: str, field: str, reader: Tokenizer, limit: int = 0) -> Store:
             f"tokens cannot be kept in {folder.parent}: {problem.strerror}; set ADAPOS_CACHE to another folder"
         ) from None
     return Store(folder)
-
-
-def cache() -> Path:
-    """ADAPOS_CACHE, or where the platform keeps what can be made again."""
-    if given := os.environ.get("ADAPOS_CACHE"):
-        return Path(given).expanduser()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = "~/Library/Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "adapos"
 
 
 def deal(sizes: Ids, keys: NDArray[np.uint64]) -> Ids:

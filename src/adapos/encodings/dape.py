@@ -19,9 +19,9 @@ class Dape(PositionalEncoding):
     """logit = S + B + f([S; B]), B the bias of what it stands beside, f two layers of `width` across all heads.
 
     `kernel` 1 is DAPE, 3, 5 or 7 DAPE V2, whose layers also reach over neighbouring keys. Forms: `residual`
-    as above, `concat` S + f([S; B]), `add` S + B + f(S + B), `bias` S + B + f(B). With no bias beside it,
-    S + f(S). Between the two layers stands a leaky rectifier of slope 0.01, and zeros where the query sees nothing.
-    `zero` starts f at zero, so that the model equals its base.
+    as above, `concat` S + f([S; B]), `add` S + B + f(S + B), `scores` S + B + f(S), `bias` S + B + f(B). With no
+    bias beside it, S + f(S). Between the two layers stands a leaky rectifier of slope 0.01, and zeros where the
+    query sees nothing. `zero` starts f at zero, so that the model equals its base.
     """
 
     mixes = True
@@ -34,9 +34,10 @@ class Dape(PositionalEncoding):
         at_least(self.name, "kernel", kernel, 1)
         if kernel % 2 == 0:
             raise ValueError(f"dape: kernel ({kernel}) must be odd, so that it has a centre")
-        one_of(self.name, "form", form, ("residual", "concat", "add", "bias"))
+        one_of(self.name, "form", form, ("residual", "concat", "add", "scores", "bias"))
         true_or_false(self.name, "zero", zero)
         self.width, self.kernel, self.form, self.zero = width, kernel, form, zero
+        self.biased = False
         self._make(shape.heads)
 
     def beside(self, others: Sequence[PositionalEncoding]) -> None:
@@ -46,6 +47,7 @@ class Dape(PositionalEncoding):
                 "dape: form='bias' reads the bias of an encoding beside it, and there is none; "
                 "write 'kerple + dape(form=\"bias\")'"
             )
+        self.biased = biased
         if biased and self.form in ("residual", "concat"):
             self._make(2 * self.shape.heads)
 
@@ -60,5 +62,9 @@ class Dape(PositionalEncoding):
         self.b_out = nn.Parameter(torch.empty(layers, heads).uniform_(-second, second))
 
     def pairs(self, layer: int, q: Tensor, keys: Keys, layout: Layout) -> Pairs:
-        mix = HeadMix(self.w_in[layer], self.b_in[layer], self.w_out[layer], self.b_out[layer], self.form)
+        w_in, form = self.w_in[layer], self.form
+        if form == "scores":  # residual, with nothing of the bias
+            form = "residual"
+            w_in = torch.cat([w_in, torch.zeros_like(w_in)], dim=1) if self.biased else w_in
+        mix = HeadMix(w_in, self.b_in[layer], self.w_out[layer], self.b_out[layer], form)
         return Pairs(mix=mix)

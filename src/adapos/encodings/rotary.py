@@ -11,7 +11,7 @@ from torch import Tensor
 from adapos.encoding import PositionalEncoding, Promises, Shape, Tokens
 from adapos.encodings.absolute import precise
 from adapos.pairs import wide
-from adapos.registry import at_least, one_of, register
+from adapos.registry import at_least, one_of, register, true_or_false
 
 SCHEDULES = ("none", "linear", "ntk", "dynamic", "yarn")
 
@@ -20,10 +20,20 @@ class Schedule:
     """The angle of each frequency at each id, and how a schedule stretches it past the trained length.
 
     linear: position interpolation, arXiv 2306.15595; ntk and dynamic: the base grows with the factor, or with
-    the length at hand; yarn: high frequencies stay, low ones are interpolated, arXiv 2309.00071.
+    the length at hand; yarn: high frequencies stay, low ones are interpolated, arXiv 2309.00071. `late`: in
+    evaluation only, after training without it.
     """
 
-    def __init__(self, name: str, width: int, base: float, schedule: str, factor: float, trained: int | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        width: int,
+        base: float,
+        schedule: str,
+        factor: float,
+        trained: int | None,
+        late: bool = False,
+    ) -> None:
         if width % 2:
             raise ValueError(f"{name}: head_width ({width}) must be even, for it turns pairs of numbers")
         one_of(name, "schedule", schedule, SCHEDULES)
@@ -45,15 +55,13 @@ class Schedule:
             raise ValueError(
                 f"{name}: trained ({trained}) does nothing without a schedule; name one of {', '.join(SCHEDULES[1:])}"
             )
+        true_or_false(name, "late", late)
+        if schedule == "none" and late:
+            raise ValueError(f"{name}: late does nothing without a schedule; name one of {', '.join(SCHEDULES[1:])}")
         if schedule in ("ntk", "dynamic") and width < 4:
             raise ValueError(f"{name}: schedule {schedule!r} needs a head_width of at least 4, not {width}")
-        self.width, self.base, self.schedule, self.factor, self.trained = (
-            width,
-            float(base),
-            schedule,
-            float(factor),
-            trained,
-        )
+        self.width, self.base, self.schedule, self.factor = width, float(base), schedule, float(factor)
+        self.trained, self.late = trained, late
 
     @property
     def promises(self) -> Promises:
@@ -62,30 +70,31 @@ class Schedule:
         reason = "the dynamic schedule turns every key by an angle that depends on the total length"
         return Promises(cacheable=False, relative=False, because=reason)
 
-    def turn(self, pos: Tensor, like: Tensor, *, sized: bool = True) -> tuple[Tensor, Tensor]:
+    def turn(self, pos: Tensor, like: Tensor, *, sized: bool = True, training: bool = False) -> tuple[Tensor, Tensor]:
         """(B, T) -> cos and sin, (B, T, D / 2) in the working precision of `like`, of the schedule's size or of 1."""
-        frequency, size = self.frequencies(pos)
+        frequency, size = self.frequencies(pos, plain=self.late and training)
         size = size if sized else 1.0
         angle = precise(pos)[..., None] * frequency
         return (size * angle.cos()).to(wide(like).dtype), (size * angle.sin()).to(wide(like).dtype)
 
-    def frequencies(self, pos: Tensor) -> tuple[Tensor, float]:
+    def frequencies(self, pos: Tensor, *, plain: bool = False) -> tuple[Tensor, float]:
         """(D / 2,), or (B, 1, D / 2) where they depend on the length of each row; and the size of a turned vector."""
         half = precise(torch.arange(0, self.width, 2, device=pos.device)) / self.width
-        plain = self.base**-half
-        if self.schedule == "linear":
-            return plain / self.factor, 1.0
-        if self.schedule == "ntk":
+        own = self.base**-half
+        schedule = "none" if plain else self.schedule
+        if schedule == "linear":
+            return own / self.factor, 1.0
+        if schedule == "ntk":
             return (self.base * self.factor ** (self.width / (self.width - 2))) ** -half, 1.0
-        if self.schedule == "dynamic":
+        if schedule == "dynamic":
             assert self.trained is not None
             length = (pos.amax(1) + 1).clamp(min=self.trained)  # (B,)
             grown = self.factor * precise(length) / self.trained - (self.factor - 1)
             base = self.base * grown ** (self.width / (self.width - 2))
             return base[:, None, None] ** -half, 1.0
-        if self.schedule == "yarn":
-            return self._yarn(plain), 0.1 * math.log(self.factor) + 1.0
-        return plain, 1.0
+        if schedule == "yarn":
+            return self._yarn(own), 0.1 * math.log(self.factor) + 1.0
+        return own, 1.0
 
     def _yarn(self, plain: Tensor) -> Tensor:
         assert self.trained is not None
@@ -103,7 +112,10 @@ class Schedule:
 
 @register("rope")
 class Rope(PositionalEncoding):
-    """q_m, k_m <- e^(i p w_m) q_m, k_m for each pair m of numbers, w_m = base^(-2m / D); pairs are (m, m + D / 2)."""
+    """q_m, k_m <- e^(i p w_m) q_m, k_m for each pair m of numbers, w_m = base^(-2m / D); pairs are (m, m + D / 2).
+
+    `schedule` stretches the angles by `factor` for texts longer than `trained`, where `late` in evaluation only.
+    """
 
     rotates = True
 
@@ -114,17 +126,18 @@ class Rope(PositionalEncoding):
         schedule: str = "none",
         factor: float = 1.0,
         trained: int | None = None,
+        late: bool = False,
     ) -> None:
         super().__init__(shape)
-        self.base, self.schedule, self.factor, self.trained = base, schedule, factor, trained
-        self.angles = Schedule(self.name, shape.head_width, base, schedule, factor, trained)
+        self.base, self.schedule, self.factor, self.trained, self.late = base, schedule, factor, trained, late
+        self.angles = Schedule(self.name, shape.head_width, base, schedule, factor, trained, late)
 
     @property
     def promises(self) -> Promises:  # type: ignore[override]
         return self.angles.promises
 
     def begin(self, x: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Any]:
-        return x, pos, self.angles.turn(pos, x)
+        return x, pos, self.angles.turn(pos, x, training=self.training)
 
     def tokens(self, layer: int, t: Tokens, pos: Tensor, state: Any) -> Tokens:
         cos, sin = (part[:, None] for part in state)  # (B, 1, T, D / 2)

@@ -44,6 +44,7 @@ class Tape(PositionalEncoding):
         schedule: str = "none",
         factor: float = 1.0,
         trained: int | None = None,
+        late: bool = False,
     ) -> None:
         super().__init__(shape)
         if width is not None:
@@ -53,8 +54,8 @@ class Tape(PositionalEncoding):
         one_of(self.name, "mixing", mixing, ("heads", "scale"))
         one_of(self.name, "form", form, ("rotary", "additive"))
         self.width, self.attention, self.mlp, self.mixing, self.form = width, attention, mlp, mixing, form
-        self.base, self.schedule, self.factor, self.trained = base, schedule, factor, trained
-        self.angles = Schedule(self.name, shape.head_width, base, schedule, factor, trained)
+        self.base, self.schedule, self.factor, self.trained, self.late = base, schedule, factor, trained, late
+        self.angles = Schedule(self.name, shape.head_width, base, schedule, factor, trained, late)
         if form == "additive" and shape.head_width < 4:
             raise ValueError(f"tape: form='additive' needs a head_width of at least 4, not {shape.head_width}")
         updates, heads, groups, inner = shape.layers - 1, shape.heads, shape.kv_heads, width or 4 * shape.heads
@@ -82,7 +83,7 @@ class Tape(PositionalEncoding):
 
     def begin(self, x: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Any]:
         # an additive state is no turn, and has no size to share with queries and keys
-        turn = self.angles.turn(pos, x, sized=self.form == "rotary")
+        turn = self.angles.turn(pos, x, sized=self.form == "rotary", training=self.training)
         state = torch.cat(turn, dim=-1)  # (B, T, D): real parts, then imaginary
         if self.form == "additive":
             state = self._features(state)

@@ -25,7 +25,7 @@ from adapos.model import Cache
 from adapos.model.layer import allowed, attended, placed
 from adapos.registry import build, find, label, parameters, parse, written
 
-TURNING = ("base", "schedule", "factor", "trained")  # parameters that say what angles are
+TURNING = ("base", "schedule", "factor", "trained", "late")  # parameters that say what angles are
 CHANGING = ("dynamic", "longrope")  # kinds of angles that are others in a longer text
 
 
@@ -122,7 +122,7 @@ class Angles:
             )
             self.promises = Promises(relative=False, cacheable=False, because=why)
 
-    def turn(self, pos: Tensor, x: Tensor, *, sized: bool = True) -> tuple[Tensor, Tensor]:
+    def turn(self, pos: Tensor, x: Tensor, *, sized: bool = True, training: bool = False) -> tuple[Tensor, Tensor]:
         """(B, T, D / 2) each. Without `sized` they are no longer than 1, whatever the model scales them by."""
         (rotary,) = self.rotary
         dtype = torch.promote_types(x.dtype, torch.float32)

@@ -28,10 +28,10 @@ class Windows:
 class Text(Task):
     """Say the next token, everywhere. `length` is the tokens that a model reads.
 
-    `data` is "stdlib" (the Python standard library's own sources), a file or folder, or a dataset given as
-    "hf:OWNER/NAME[/CONFIG][:SPLIT]"; `field` names the text in rows of .jsonl, .parquet, .arrow and datasets. Documents
-    are "joined" to one stream, whose windows begin and end anywhere, or kept "apart": then no token sees another
-    document or is asked for one. `limit` is how many bytes of it are read at most, 0 for all.
+    `data` is "stdlib" (the Python standard library's own sources), "enwik8" (Wikipedia), a file or folder, or a dataset
+    given as "hf:OWNER/NAME[/CONFIG][:SPLIT]"; `field` names the text in rows of .jsonl, .parquet, .arrow and datasets.
+    Documents are "joined" to one stream, whose windows begin and end anywhere, or kept "apart": then no token sees
+    another document or is asked for one. `limit` is how many bytes of it are read at most, 0 for all.
     """
 
     metric = "perplexity"
