@@ -60,10 +60,7 @@ class Anatomy:
     @torch.no_grad()
     def rows(self, layer: int, queries: slice) -> Rows:
         q, keys, layout, pairs = self.heard.pairs[layer]
-        k = wide(keys.k[..., : q.shape[-1]])
-        some = wide(q)[:, :, queries] * q.shape[-1] ** -0.5
-        seen = layout.visible(queries)
-        score = (grouped(some, k.shape[1]) @ k[:, :, None].transpose(-1, -2)).flatten(1, 2)
+        score, seen = scores(q[:, :, queries], keys), layout.visible(queries)
         logit = pairs.rows(score, layout, queries)
         bias = pairs.added(layout, queries)
         bias = torch.zeros_like(score) if bias is None else bias.to(score.dtype).expand_as(score)
@@ -97,6 +94,13 @@ class Anatomy:
             apart = (places[queries, None] - places).clamp(min=0).double()
             total = total + measure(self.rows(layer, queries), apart).sum(-1).double()
         return total / (self.length - since)
+
+
+def scores(q: Tensor, keys: Keys) -> Tensor:
+    """q.k / sqrt(D), (B, H, t, S)."""
+    k = wide(keys.k[..., : q.shape[-1]])
+    found = (grouped(wide(q), k.shape[1]) @ k[:, :, None].transpose(-1, -2)).flatten(1, 2)
+    return found * q.shape[-1] ** -0.5
 
 
 @contextmanager

@@ -75,10 +75,12 @@ def test_generation_is_the_same(family: str) -> None:
     assert torch.equal(eager.generate(tokens, **how), ours.generate(tokens, **how))
 
 
+def t5() -> Any:
+    return transformers.T5Config(**T5, decoder_start_token_id=0)
+
+
 def test_biases_of_t5_and_attention_to_another_text() -> None:
-    eager, ours = pair(
-        transformers.T5ForConditionalGeneration, lambda: transformers.T5Config(**T5, decoder_start_token_id=0)
-    )
+    eager, ours = pair(transformers.T5ForConditionalGeneration, t5)
     tokens, _ = small.texts()
     mask = torch.ones_like(tokens)
     mask[0, 12:] = 0
@@ -90,9 +92,7 @@ def test_biases_of_t5_and_attention_to_another_text() -> None:
 
 
 def test_gradients_reach_a_bias() -> None:
-    eager, ours = pair(
-        transformers.T5ForConditionalGeneration, lambda: transformers.T5Config(**T5, decoder_start_token_id=0)
-    )
+    eager, ours = pair(transformers.T5ForConditionalGeneration, t5)
     tokens, _ = small.texts()
     for model in (eager, ours):
         model(input_ids=tokens, labels=tokens).loss.backward()
@@ -107,11 +107,9 @@ def test_weights_are_given_where_they_are_asked_for() -> None:
     for theirs, own in zip(*found, strict=True):
         seen = mask.bool()[:, None, :, None].expand_as(own)
         assert torch.allclose(own[seen], theirs[seen], atol=1e-6)
-    t5 = transformers.T5ForConditionalGeneration._from_config(
-        transformers.T5Config(**T5, decoder_start_token_id=0), attn_implementation="adapos"
-    )
+    _, crossing = pair(transformers.T5ForConditionalGeneration, t5)
     with pytest.raises(ValueError, match="keeps no weights of attention to another text"):
-        t5(input_ids=tokens, decoder_input_ids=tokens[:, :5], output_attentions=True)
+        crossing(input_ids=tokens, decoder_input_ids=tokens[:, :5], output_attentions=True)
 
 
 def test_a_model_that_reads_masks_itself_is_told_so() -> None:
@@ -148,9 +146,7 @@ def test_what_adapos_cannot_do_is_refused() -> None:
 
 
 def test_padding_of_another_text_is_not_that_of_the_queries() -> None:
-    eager, ours = pair(
-        transformers.T5ForConditionalGeneration, lambda: transformers.T5Config(**T5, decoder_start_token_id=0)
-    )
+    eager, ours = pair(transformers.T5ForConditionalGeneration, t5)
     tokens, _ = small.texts()
     mask = torch.ones_like(tokens)
     mask[0, 5:] = 0

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adapos.anatomy import heard
+from adapos.anatomy import heard, scores
 from adapos.encoding import Keys
 from adapos.layout import Layout
 from adapos.model import Decoder
-from adapos.pairs import Pairs, grouped, wide
+from adapos.pairs import Pairs
 
 ROUNDING = 1e-5
 
@@ -58,9 +58,7 @@ def parts(q: Tensor, keys: Keys, layout: Layout, pairs: Pairs) -> tuple[Tensor, 
     """The adaptive and the static part of each text, (B, numbers)."""
     seen = layout.visible()
     shared = seen.all(0, keepdim=True)  # by the same query of every text
-    k = keys.k[..., : q.shape[-1]]
-    score = (grouped(wide(q), k.shape[1]) @ wide(k)[:, :, None].transpose(-1, -2)).flatten(1, 2)
-    score = (score * q.shape[-1] ** -0.5).masked_fill(~seen, 0.0)
+    score = scores(q, keys).masked_fill(~seen, 0.0)
     bias = pairs.added(layout)
     bias = torch.zeros_like(score) if bias is None else bias.expand_as(score).masked_fill(~seen, 0.0)
     static = bias.mean(0, keepdim=True).expand_as(bias)

@@ -155,16 +155,15 @@ def settle(trial: Trial, task: Task, folder: Path) -> None:
     if trial.model:
         config["model"] = pretrained.checksum(trial.model)
     path = folder / "config.json"
-    if not path.exists():
+    held = files.read(path, *config) if path.exists() else None
+    # what failed before its first step binds nobody
+    begun = held is not None and (held["trial"] != config["trial"] or (folder / "log.jsonl").exists())
+    if held is not None and begun:
+        for name in config:
+            if held[name] != config[name]:
+                raise ValueError(f"{folder} was begun with another {name.replace('_', ' ')}; choose another folder")
+    elif held != config:
         files.write(path, json.dumps(config, indent=1) + "\n")
-        return
-    held = files.read(path, *config)
-    if held != config and held["trial"] == config["trial"] and not (folder / "log.jsonl").exists():
-        files.write(path, json.dumps(config, indent=1) + "\n")  # what failed before its first step binds nobody
-        return
-    for name in config:
-        if held[name] != config[name]:
-            raise ValueError(f"{folder} was begun with another {name.replace('_', ' ')}; choose another folder")
 
 
 class Trainer:

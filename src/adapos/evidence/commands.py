@@ -16,7 +16,7 @@ from adapos.bench.train import Setup
 from adapos.console import in_a_sentence, ruled
 from adapos.evidence import reproduce
 from adapos.evidence.catalogue import CLAIMS, find
-from adapos.evidence.finding import FAILS, HOLDS, Finding
+from adapos.evidence.finding import FAILS, HOLDS, Finding, Unfinished
 from adapos.evidence.study import SCALES
 from adapos.registry import one_of
 
@@ -56,23 +56,24 @@ def reproduce_(
             reproduce.run(out / scale / name, plan, setup, workers, lambda text: print(text, file=sys.stderr))
     if dry_run:
         return
+    runs = reproduce.read(claims, out / scale)
     for each in claims:
-        found = reproduce.read(each, out / scale)
+        found = reproduce.judge(each, runs)
         Console().print(Text.assemble((each.name, "bold"), ": ", verdict(found)))
         print(f"  paper  {each.paper}\n  ours   {found.ours}")
 
 
 def verdict(found: Finding) -> Text:
-    chance = "" if found.chance is None else f" (p {found.chance:.2g}, {found.seeds} seeds)"
-    return Text(found.verdict + chance, style=COLOURS.get(found.verdict, "yellow"))
+    return Text(f"{found.verdict} (p {found.chance:.2g}, {found.seeds} seeds)", style=COLOURS[found.verdict])
 
 
 def overview(folder: Path) -> object:
     grid = ruled("claim", "asks", "the paper", "here")
+    runs = reproduce.read(list(CLAIMS.values()), folder)
     for claim in CLAIMS.values():
         try:
-            said = verdict(reproduce.read(claim, folder))
-        except ValueError:
+            said = verdict(reproduce.judge(claim, runs))
+        except Unfinished:
             said = Text("not run", style="dim")
         grid.add_row(Text(claim.name, style="bold"), Text(claim.asks), Text(claim.paper), said)
     return grid

@@ -25,7 +25,6 @@ PAPER = {
     "clip": 1.0,
     "dtype": "bfloat16",
     "examples": 500,
-    "scored": 256,
 }
 TEXT = Study(
     "text",
@@ -68,8 +67,7 @@ def by_text(pairs: Sequence[tuple[str, str]], length: int) -> Judge:
 
     def judge(found: Mapping[str, Results]) -> Finding:
         table = comparison(found[TEXT.name], "bits_per_byte")
-        named = dict.fromkeys(encoding for better, worse in pairs for encoding in (worse, better))
-        means = (f"{encoding} {score_at(table, encoding, length).mean:.3f}" for encoding in named)
+        means = (f"{encoding} {score_at(table, encoding, length).mean:.3f}" for encoding in named(pairs))
         return judged(
             [contrast(table, *pair, length) for pair in pairs], f"bits per byte at {length:,}: {', '.join(means)}"
         )
@@ -81,8 +79,12 @@ def of_text(
     name: str, asks: str, paper: str, source: str, pairs: Sequence[tuple[str, str]], *, at: int = LONG
 ) -> Claim:
     """A claim of pairs, for which the encodings in them are run."""
-    named = dict.fromkeys(encoding for better, worse in pairs for encoding in (worse, better))
-    return Claim(name, asks, paper, source, ((TEXT, tuple(named)),), by_text(pairs, at))
+    return Claim(name, asks, paper, source, ((TEXT, named(pairs)),), by_text(pairs, at))
+
+
+def named(pairs: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Every encoding of these pairs, once."""
+    return tuple(dict.fromkeys(encoding for better, worse in pairs for encoding in (worse, better)))
 
 
 def over(bases: Sequence[str], how: str = "dape") -> list[tuple[str, str]]:

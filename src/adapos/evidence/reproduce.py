@@ -5,7 +5,7 @@ FOLDER/small/text/    a run of the bench for each study, which claims share
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,7 @@ from adapos.bench.report import results
 from adapos.bench.report.results import Results
 from adapos.bench.train import Setup
 from adapos.evidence.claim import Claim
-from adapos.evidence.finding import Finding
-
-Say = Callable[[str], object]
+from adapos.evidence.finding import Finding, Unfinished
 
 
 def plans(claims: Sequence[Claim], scale: str, of_text: Mapping[str, Any]) -> dict[str, Plan]:
@@ -31,15 +29,20 @@ def plans(claims: Sequence[Claim], scale: str, of_text: Mapping[str, Any]) -> di
     return {name: studies[name].plan(scale, tuple(needed[name]), of_text) for name in studies}
 
 
-def run(folder: Path, asked: Plan, setup: Setup, workers: int, say: Say) -> None:
+def run(folder: Path, asked: Plan, setup: Setup, workers: int, say: compare.Say) -> None:
     """Train and examine what is asked for, beside what the folder holds for other claims."""
-    there = plan.settle(asked.checked(), folder)
-    wanted = {trial.name for trial in asked.trials}
-    trials = [trial for trial in there.trials if trial.name in wanted]
-    compare.in_processes(folder, trials, setup, workers, say)
+    plan.settle(asked.checked(), folder)
+    compare.in_processes(folder, asked.trials, setup, workers, say)
 
 
-def read(claim: Claim, folder: Path) -> Finding:
-    """Judge a claim by what was run."""
-    found: dict[str, Results] = {study.name: results.load(folder / study.name) for study, _ in claim.runs}
+def read(claims: Sequence[Claim], folder: Path) -> dict[str, Results]:
+    """What was run for these claims, by study; nothing of those that were not begun."""
+    names = {study.name for claim in claims for study, _ in claim.runs}
+    return {name: results.load(folder / name) for name in names if (folder / name / "rows.jsonl").exists()}
+
+
+def judge(claim: Claim, found: Mapping[str, Results]) -> Finding:
+    missing = [study.name for study, _ in claim.runs if study.name not in found]
+    if missing:
+        raise Unfinished(f"{claim.name} needs the run {missing[0]}, which was not begun")
     return claim.judge(found)

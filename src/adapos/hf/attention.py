@@ -1,4 +1,4 @@
-"""adapos's attention for any transformers model: `attn_implementation="adapos"`.
+"""adapos's attention for other models of transformers: `attn_implementation="adapos"`.
 
 An attention function needs a mask function beside it, or models are given no mask and see the future. What a query sees
 is passed on as it was asked for, causal or not, a window, padding, several texts in a row; no matrix is built of it.
@@ -100,7 +100,12 @@ def attention(
         attention_mask = Seen(causal=bool(causal) and queries > 1)
     shown = output_attentions or getattr(getattr(module, "config", None), "output_attentions", False)
     if not attention_mask.causal and queries != keys:
-        return crossed(query, key, value, attention_mask, biases, dropout, scaling, shown=shown)
+        if shown:
+            raise ValueError(
+                "attn_implementation='adapos' keeps no weights of attention to another text; choose 'eager' for "
+                "output_attentions"
+            )
+        return crossed(query, key, value, attention_mask, biases, dropout, scaling), None
     layout = attention_mask.layout(batch, queries, keys, query.device)
     pairs = Pairs(tuple(Grid(bias) for bias in biases))
     out = attend(query, key, value, layout, pairs, scale=scaling, dropout=dropout)
@@ -109,32 +114,19 @@ def attention(
 
 
 def crossed(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seen: Seen,
-    biases: list[Tensor],
-    dropout: float,
-    scaling: float | None,
-    *,
-    shown: bool,
-) -> tuple[Tensor, Tensor | None]:
+    query: Tensor, key: Tensor, value: Tensor, seen: Seen, biases: list[Tensor], dropout: float, scaling: float | None
+) -> Tensor:
     """Attention to the tokens of another text, which has no positions of its own: torch's."""
     if seen.window is not None or seen.doc is not None:
         raise ValueError("attn_implementation='adapos' has no windows or packing over another text; choose 'sdpa'")
     if seen.keys is not None:
         hidden = torch.zeros_like(seen.keys, dtype=query.dtype).masked_fill(~seen.keys, -torch.inf)
         biases = [*biases, hidden[:, None, None]]
-    if shown:
-        raise ValueError(
-            "attn_implementation='adapos' keeps no weights of attention to another text; choose 'eager' for "
-            "output_attentions"
-        )
     total = sum(biases[1:], biases[0]) if biases else None
     out = F.scaled_dot_product_attention(
         query, key, value, total, dropout, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
     )
-    return out.transpose(1, 2).contiguous(), None
+    return out.transpose(1, 2).contiguous()
 
 
 def mask(

@@ -2,7 +2,7 @@
 
 A converted model is its family's model with other attention layers: no file of transformers is copied, its weights keep
 their names, and those of the encoding are added as `model.encoding.*`. Its classes have names of their own, so that
-nothing loads it as what it was.
+the Auto classes never load it as what it was.
 """
 
 from __future__ import annotations

@@ -29,11 +29,7 @@ def documents_and_ids(
     doc = None if attention_mask is None else padding(attention_mask, batch, length, cached, device)
     if position_ids is None:
         return doc, None
-    if position_ids.ndim != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != length:
-        raise ValueError(
-            f"position_ids must have shape (batch, tokens), ({batch}, {length}), not {tuple(position_ids.shape)}"
-        )
-    pos = position_ids.to(device).expand(batch, -1)
+    pos = ids_of_all(position_ids, batch, length).to(device)
     plain = torch.arange(cached, cached + length, device=device)
     if doc is None and (cache is None or cache.plain) and torch.equal(pos, plain.expand(batch, -1)):
         return None, None
@@ -42,6 +38,15 @@ def documents_and_ids(
         if bool(breaks.any()):
             doc = torch.cat([breaks.new_zeros(batch, 1), breaks], dim=1).cumsum(1)
     return doc, pos
+
+
+def ids_of_all(position_ids: Tensor, batch: int, length: int) -> Tensor:
+    """(B, T), where one row may stand for all."""
+    if tuple(position_ids.shape) not in ((1, length), (batch, length)):
+        raise ValueError(
+            f"position_ids must have shape (batch, tokens), ({batch}, {length}), not {tuple(position_ids.shape)}"
+        )
+    return position_ids.expand(batch, -1)
 
 
 def padding(mask: Tensor, batch: int, length: int, cached: int, device: torch.device) -> Tensor | None:

@@ -171,7 +171,7 @@ class AdaposTuner(LoraModel):
     def _unload_and_optionally_merge(self, merge: bool = True, *given: Any, **named: Any) -> Any:
         if merge:
             self._check_merge_allowed()
-        body = next(module for module in self.model.modules() if isinstance(getattr(module, ROTARY, None), AdaposLayer))
+        body = self.model.base_model
         remove(body)
         body.__class__ = type(body).__bases__[1]
         return super()._unload_and_optionally_merge(merge, *given, **named)

@@ -19,7 +19,7 @@ from adapos.encoding import Compose, PositionalEncoding, Promises, Tokens
 from adapos.hf.attention import NAME, Seen
 from adapos.hf.cache import PositionsCache
 from adapos.hf.config import shape_in
-from adapos.hf.inputs import documents_and_ids
+from adapos.hf.inputs import documents_and_ids, ids_of_all
 from adapos.layout import Layout
 from adapos.model import Cache
 from adapos.model.layer import allowed, attended, placed
@@ -36,13 +36,8 @@ class Journey:
     """
 
     def __init__(self, encoding: PositionalEncoding, x: Tensor, position_ids: Tensor) -> None:
-        batch, length = x.shape[:2]
-        if tuple(position_ids.shape) not in ((1, length), (batch, length)):
-            raise ValueError(
-                f"position_ids must have shape (batch, tokens), ({batch}, {length}), not {tuple(position_ids.shape)}"
-            )
         self.encoding = encoding
-        self.ids = position_ids.expand(batch, -1)
+        self.ids = ids_of_all(position_ids, *x.shape[:2])
         _, self.pos, begun = encoding.begin(x, self.ids)
         self.states: dict[int, Any] = {0: begun}
         self.between: dict[int, Any] = {}  # after attention, before the MLP

@@ -274,6 +274,12 @@ class Results:
         return self.spent("tokens_per_second").get(encoding)
 
 
+def finest(one: Score, other: Score) -> float:
+    """The spread that rounding gives their differences: two shares of n are each rounded to a nth."""
+    n = min(one.n, other.n)
+    return math.sqrt(1 / 6) / n if n else 0.0
+
+
 def weighed(values: list[tuple[float, int]]) -> float:
     """The mean of all numbers that these are means of."""
     return sum(value * n for value, n in values) / sum(n for _, n in values)
@@ -297,9 +303,7 @@ def verdicts(
         else:
             pairs = [(score.by_seed[seed], against.by_seed[seed]) for seed in shared]
             apart = [math.log(x / y) if measure.logarithmic else x - y for x, y in pairs]
-            finest = min(score.n, against.n)
-            # two shares of n are each rounded to a nth
-            tests[encoding, length] = (apart, statistics.paired(apart, math.sqrt(1 / 6) / finest if finest else 0.0))
+            tests[encoding, length] = (apart, statistics.paired(apart, finest(score, against)))
     corrected = statistics.holm([chance for _, chance in tests.values()])
     for (place, (apart, chance)), held in zip(tests.items(), corrected, strict=True):
         difference = sum(apart) / len(apart)
