@@ -34,7 +34,9 @@ def test_one_encoding_has_one_name_however_it_is_written() -> None:
     assert (plan.task, plan.baseline) == ("copy", "rope")
 
 
-@pytest.mark.parametrize(("name", "millions"), [("1m", 1), ("3m", 2.7), ("10m", 10), ("125m", 85), ("350m", 303)])
+@pytest.mark.parametrize(
+    ("name", "millions"), [("300k", 0.33), ("1m", 1), ("3m", 2.7), ("10m", 10), ("125m", 85), ("350m", 303)]
+)
 def test_sizes_are_what_they_are_called(name: str, millions: float) -> None:
     import torch
 
@@ -65,7 +67,7 @@ def test_a_shape_of_ones_own_takes_the_place_of_the_size() -> None:
         ({"seeds": (-1,)}, "seeds must be a whole number of at least 0, not -1"),
         ({"lengths": (64, 32)}, "lengths must rise, and 64, 32 do not"),
         ({"lengths": (0,)}, "lengths must be a whole number of at least 1, not 0"),
-        ({"size": "2m"}, "size must be one of '1m', '3m', '10m', '125m', '350m', not '2m'"),
+        ({"size": "2m"}, "size must be one of '300k', '1m', '3m', '10m', '125m', '350m', not '2m'"),
         (
             {"protocol": "lasst"},
             "protocol must be one of 'last', 'sliding', 'blocks', not 'lasst'; did you mean 'last'?",

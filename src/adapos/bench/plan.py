@@ -21,6 +21,7 @@ from adapos.encoding import Shape
 FORMAT = 1
 # decoders by the number of their parameters, embeddings aside
 SIZES = {
+    "300k": Shape(layers=3, width=96, heads=6),
     "1m": Shape(layers=5, width=128, heads=4),
     "3m": Shape(layers=6, width=192, heads=6),
     "10m": Shape(layers=8, width=320, heads=10),
