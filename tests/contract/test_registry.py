@@ -50,6 +50,7 @@ ALONE = [
     "tape(attention=False, mlp=False)",
     "tape(width=6)",
     "tape(mixing='scale')",
+    "tape(mixing='entries')",
     "tape(schedule='linear', factor=4.0)",
     "tape(schedule='ntk', factor=4.0)",
     "tape(schedule='dynamic', factor=2.0, trained=16)",

@@ -42,6 +42,7 @@ SETTINGS = {
         ("tape({})", "attention=True", "attention=False"),
         ("tape({})", "mlp=True", "mlp=False"),
         ("tape({})", "mixing='heads'", "mixing='scale'"),
+        ("tape({})", "mixing='heads'", "mixing='entries'"),
         ("tape({})", "form='rotary'", "form='additive'"),
         ("tape({})", "base=10000.0", "base=500.0"),
         ("tape(form='additive', {})", "base=10000.0", "base=500.0"),

@@ -49,7 +49,7 @@ def as_real(state: Tensor) -> Tensor:
     "shape", [DEEP, SHARED, Shape(layers=1, width=32, heads=4)], ids=["heads", "shared", "one layer"]
 )
 @pytest.mark.parametrize("settings", ["", YARN, "schedule='ntk', factor=4.0", "base=500.0"])
-@pytest.mark.parametrize("variant", ["", "mixing='scale'", "attention=False", "mlp=False"])
+@pytest.mark.parametrize("variant", ["", "mixing='scale'", "mixing='entries'", "attention=False", "mlp=False"])
 def test_it_starts_as_rope(variant: str, settings: str, shape: Shape) -> None:
     tokens = text(2, 30)
     tape = decoder(f"tape({', '.join(filter(None, (variant, settings)))})", shape, moved=False)
@@ -58,7 +58,7 @@ def test_it_starts_as_rope(variant: str, settings: str, shape: Shape) -> None:
         assert float((tape(tokens, causal=causal) - rope(tokens, causal=causal)).detach().abs().max()) < 1e-12
 
 
-@pytest.mark.parametrize("variant", ["tape", "tape(mixing='scale')", *ADDITIVE])
+@pytest.mark.parametrize("variant", ["tape", "tape(mixing='scale')", "tape(mixing='entries')", *ADDITIVE])
 def test_what_starts_at_zero_gets_a_gradient_at_once(variant: str) -> None:
     model, tokens = decoder(variant, SHARED, moved=False), text(2, 20)
     (model(tokens) * Draw(2)(2, 20, 31)).sum().backward()
@@ -128,6 +128,18 @@ def test_updates_are_those_of_the_formulas(spec: str, shape: Shape) -> None:
                 z = z + torch.einsum("gi,bti,bitm->bgtm", tape.w_2[index].to(z.dtype), gate.to(z.dtype), inner)
             assert apart(found[index], as_real(z)) < 1e-10
         assert apart(model(tokens), model.head(model.norm(x))) < 1e-10
+
+
+@pytest.mark.parametrize("shape", [DEEP, SHARED], ids=["heads", "shared"])
+def test_entries_that_are_all_mixed_alike_are_mixed_by_heads(shape: Shape) -> None:
+    own, alike, tokens = decoder("tape(mixing='entries')", shape), decoder("tape", shape), text(2, 9)
+    assert not adapos.build("tape(mixing='entries')", shape).promises.relative
+    with torch.no_grad():
+        assert apart(own(tokens), alike(tokens)) > 1e-3
+        for name in ("w_p", "w_1", "w_2"):
+            getattr(own.encoding, name).copy_(getattr(alike.encoding, name)[:, None].expand(-1, 8, -1, -1))
+        own.encoding.w_x.copy_(alike.encoding.w_x)
+        assert apart(own(tokens), alike(tokens)) < 1e-10
 
 
 @torch.no_grad()
@@ -243,7 +255,10 @@ def test_an_update_that_breaks_the_symmetry_is_caught(broken: type[Tape]) -> Non
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("tape(mixing='head')", "tape: mixing must be one of 'heads', 'scale', not 'head'; did you mean 'heads'"),
+        (
+            "tape(mixing='head')",
+            "tape: mixing must be one of 'heads', 'scale', 'entries', not 'head'; did you mean 'heads'",
+        ),
         ("tape(form='rotatory')", "tape: form must be one of .* did you mean 'rotary'"),
         ("tape(width=0)", "tape: width must be a whole number of at least 1, not 0"),
         ("tape(attention=1)", "tape: attention must be True or False, not 1"),

@@ -26,8 +26,9 @@ class Tape(PositionalEncoding):
     a feature map whose products are positive and depend on distance alone.
 
     W_p and W_2 start at zero: at first the model is its static instance. The update of the last layer would
-    be read by nobody, so there is none. `attention` and `mlp` switch the two updates, `mixing="scale"` is
-    the per-head scale of the released code in place of W_p, `width` the rows of W_1 (4 x heads).
+    be read by nobody, so there is none. `attention` and `mlp` switch the two updates, `width` is the rows of W_1
+    (4 x heads). `mixing="scale"` is the per-head scale of the released code in place of W_p; `mixing="entries"` has
+    W_p, W_1 and W_2 of its own for every real and imaginary part, so that nothing commutes, for comparison.
     """
 
     floor = 1e-4  # of z_i . z_j under the logarithm
@@ -51,7 +52,7 @@ class Tape(PositionalEncoding):
             at_least(self.name, "width", width, 1)
         true_or_false(self.name, "attention", attention)
         true_or_false(self.name, "mlp", mlp)
-        one_of(self.name, "mixing", mixing, ("heads", "scale"))
+        one_of(self.name, "mixing", mixing, ("heads", "scale", "entries"))
         one_of(self.name, "form", form, ("rotary", "additive"))
         self.width, self.attention, self.mlp, self.mixing, self.form = width, attention, mlp, mixing, form
         self.base, self.schedule, self.factor, self.trained, self.late = base, schedule, factor, trained, late
@@ -59,19 +60,23 @@ class Tape(PositionalEncoding):
         if form == "additive" and shape.head_width < 4:
             raise ValueError(f"tape: form='additive' needs a head_width of at least 4, not {shape.head_width}")
         updates, heads, groups, inner = shape.layers - 1, shape.heads, shape.kv_heads, width or 4 * shape.heads
+        entries = (shape.head_width,) if mixing == "entries" else ()
         if attention:
-            size = (updates, groups, heads) if mixing == "heads" else (updates, heads)
-            self.w_p = nn.Parameter(torch.zeros(size))
+            size = (heads,) if mixing == "scale" else (*entries, groups, heads)
+            self.w_p = nn.Parameter(torch.zeros(updates, *size))
         if mlp:
             bound = 1 / math.sqrt(groups)
-            self.w_1 = nn.Parameter(torch.empty(updates, inner, groups).uniform_(-bound, bound))
+            self.w_1 = nn.Parameter(torch.empty(updates, *entries, inner, groups).uniform_(-bound, bound))
             bound = 1 / math.sqrt(shape.width)
             self.w_x = nn.Parameter(torch.empty(updates, inner, shape.width).uniform_(-bound, bound))
-            self.w_2 = nn.Parameter(torch.zeros(updates, groups, inner))
+            self.w_2 = nn.Parameter(torch.zeros(updates, *entries, groups, inner))
 
     @property
     def promises(self) -> Promises:  # type: ignore[override]
-        return self.angles.promises
+        if self.mixing != "entries":
+            return self.angles.promises
+        reason = "mixing='entries' does not commute with the turn of a state by which ids are shifted"
+        return self.angles.promises & Promises(relative=False, because=reason)
 
     @property
     def rotates(self) -> bool:  # type: ignore[override]
@@ -127,10 +132,10 @@ class Tape(PositionalEncoding):
         if not self.attention or layer == self.shape.layers - 1:
             return out, state
         w_p, seen = wide(self.w_p[layer]), wide(seen)  # seen (B, H, T, D)
-        if self.mixing == "heads":
-            moved = torch.einsum("gh,bhtd->bgtd", w_p, seen)
-        else:
+        if self.mixing == "scale":
             moved = grouped(w_p[:, None, None] * seen, self.shape.kv_heads).sum(2)
+        else:
+            moved = torch.einsum("dgh,bhtd->bgtd" if self.mixing == "entries" else "gh,bhtd->bgtd", w_p, seen)
         return out, state + moved
 
     def after_mlp(self, layer: int, x: Tensor, y: Tensor, state: Tensor) -> Tensor:
@@ -138,6 +143,9 @@ class Tape(PositionalEncoding):
             return state
         w_1, w_x, w_2 = (wide(w[layer]) for w in (self.w_1, self.w_x, self.w_2))
         gate = F.silu(F.linear(wide(y), w_x))  # (B, T, I)
+        if self.mixing == "entries":
+            inner = torch.einsum("bti,dif,bftd->btid", gate, w_1, state)
+            return state + torch.einsum("dgi,btid->bgtd", w_2, inner)
         # the (G, G) matrix of each token first: far fewer products than widening the state to I rows
         both = torch.einsum("gi,if->igf", w_2, w_1).flatten(1)
         mixing = (gate @ both).unflatten(-1, w_2.shape[:1] * 2)  # (B, T, G, G)
