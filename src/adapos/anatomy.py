@@ -43,13 +43,13 @@ class Heard:
 class Anatomy:
     """One text (1, T), read by a decoder."""
 
-    def __init__(self, model: Decoder, tokens: Tensor) -> None:
+    def __init__(self, model: Decoder, tokens: Tensor, pos: Tensor | None = None) -> None:
         if tokens.ndim != 2 or len(tokens) != 1:
             raise ValueError(f"tokens must have shape (1, length), not {tuple(tokens.shape)}")
         training = model.training
         model.eval()
         with torch.no_grad(), heard(model.encoding) as found:
-            model.hidden(tokens)
+            model.hidden(tokens, pos=pos)
         model.train(training)
         self.heard, self.length = found, tokens.shape[1]
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from adapos.evidence import dape, tape
+from functools import cache
+
+from adapos.evidence import beyond, dape, tape
 from adapos.evidence.claim import Claim
 from adapos.registry import meant
 
-CLAIMS: dict[str, Claim] = {claim.name: claim for claim in (*dape.CLAIMS, *tape.CLAIMS)}
+
+@cache
+def claims(scale: str) -> dict[str, Claim]:
+    return {claim.name: claim for part in (dape, tape, beyond) for claim in part.claims(scale)}
 
 
-def find(name: str) -> list[Claim]:
+def find(name: str, scale: str) -> list[Claim]:
     """The claim of a name, all of a paper, or `all`."""
-    found = [claim for claim in CLAIMS.values() if name in ("all", claim.name, claim.name.partition("/")[0])]
+    known = claims(scale)
+    found = [claim for claim in known.values() if name in ("all", claim.name, claim.name.partition("/")[0])]
     if not found:
-        raise ValueError(f"no claim is called {name!r}{meant(name, CLAIMS)}; `adapos reproduce` lists all")
+        raise ValueError(f"no claim is called {name!r}{meant(name, known)}; `adapos reproduce` lists all")
     return found

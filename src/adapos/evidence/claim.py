@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from adapos.bench.report.results import Results
-from adapos.evidence.finding import Finding
-from adapos.evidence.study import Study
+from adapos.evidence.finding import UNTESTABLE, Finding, compared, judged, score, stated
+from adapos.evidence.study import Study, Training
 
-Judge = Callable[[Mapping[str, Results]], Finding]
+Found = Mapping[str, Any]  # what studies hold, by their names
+Judge = Callable[[Found], Finding]
+Pair = tuple[str, str]  # what must be better, and than what
 
 
 @dataclass(frozen=True)
@@ -18,5 +20,45 @@ class Claim:
     asks: str
     paper: str  # its figures, quoted
     source: str  # arXiv
-    runs: tuple[tuple[Study, tuple[str, ...]], ...]  # encodings of each study
+    needs: tuple[tuple[Study, tuple[str, ...]], ...]  # encodings of each study
     judge: Judge
+
+
+def of_pairs(
+    name: str,
+    asks: str,
+    paper: str,
+    source: str,
+    study: Training,
+    metric: str,
+    pairs: Sequence[Pair],
+    at: Sequence[int],
+    *,
+    weights: Sequence[float] = (),
+    also: Sequence[str] = (),
+    learned: float | None = None,
+) -> Claim:
+    """Each pair must differ as it says, by the mean over the lengths `at`. `also` are run for comparison.
+
+    `learned` is what the best must reach at the trained length, or nothing can be said of others.
+    """
+    encodings = tuple(dict.fromkeys((*named(pairs), *also)))
+
+    def judge(found: Found) -> Finding:
+        results = found[study.name]
+        ours = stated(results, metric, encodings, at, weights)
+        seen = [score(results, metric, each, (study.train_length,)).mean for each in encodings]
+        if learned is not None and max(seen) < learned:
+            return Finding(UNTESTABLE, f"the best is {max(seen):.3f} at {study.train_length}; {ours}")
+        return judged([compared(results, metric, pair, at, weights) for pair in pairs], ours)
+
+    return Claim(name, asks, paper, source, ((study, encodings),), judge)
+
+
+def named(pairs: Sequence[Pair]) -> tuple[str, ...]:
+    """Every encoding of these pairs, once."""
+    return tuple(dict.fromkeys(encoding for better, worse in pairs for encoding in (worse, better)))
+
+
+def over(bases: Sequence[str], how: str = "dape") -> list[Pair]:
+    return [(f"{base} + {how}", base) for base in bases]

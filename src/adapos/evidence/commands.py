@@ -11,28 +11,30 @@ from rich.console import Console
 from rich.text import Text
 
 from adapos.bench import enwik8
-from adapos.bench.commands import foresee, stoppable
+from adapos.bench.commands import stoppable
 from adapos.bench.train import Setup
 from adapos.console import in_a_sentence, ruled
 from adapos.evidence import reproduce
-from adapos.evidence.catalogue import CLAIMS, find
-from adapos.evidence.finding import FAILS, HOLDS, Finding, Unfinished
-from adapos.evidence.study import SCALES
+from adapos.evidence.catalogue import claims, find
+from adapos.evidence.finding import FAILS, HOLDS, UNTESTABLE, Finding
+from adapos.evidence.studies import SCALES
+from adapos.evidence.study import Order, Unfinished
 from adapos.registry import one_of
 
 app = typer.Typer()
-COLOURS = {HOLDS: "green", FAILS: "red"}
+COLOURS = {HOLDS: "green", FAILS: "red", UNTESTABLE: "yellow"}
 
 
 @app.command("reproduce")
 @in_a_sentence
 def reproduce_(
     claim: Annotated[
-        str | None, typer.Argument(metavar="CLAIM", help="A claim, all of a paper (dape, tape), or all.")
+        str | None, typer.Argument(metavar="CLAIM", help="A claim, all of a paper (dape, tape), beyond, or all.")
     ] = None,
     scale: Annotated[str, typer.Option(help="small, for two cores, or paper, the whole recipe.")] = "small",
     data: Annotated[str | None, typer.Option(help="Text in place of enwik8, or the file of enwik8 itself.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="bytes, or a Hugging Face tokenizer by name or path.")] = None,
+    model: Annotated[str | None, typer.Option(help="The pretrained model of tape/finetune, by name or path.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Trials at once.")] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what will be run and what it takes.")] = False,
@@ -41,39 +43,36 @@ def reproduce_(
     """Run a claim of the papers and judge it; without a name, list them all. Run again, it goes on where it stopped."""
     one_of("reproduce", "scale", scale, SCALES)
     if claim is None:
-        Console().print(overview(out / scale))
+        Console().print(overview(scale, out / scale))
         return
-    claims = find(claim)
+    asked = find(claim, scale)
     given = {"data": enwik8.called(data) if data is not None else None, "tokenizer": tokenizer}
     of_text = {name: value for name, value in given.items() if value is not None}
-    setup = Setup(device)
-    for name, plan in reproduce.plans(claims, scale, of_text).items():
+    order = Order(out / scale, Setup(device), workers, lambda text: print(text, file=sys.stderr), of_text, model)
+    for study, encodings in reproduce.needed(asked).items():
         if dry_run:
-            print(f"{name}:")
-            foresee(plan, setup, out / scale / name)
+            print(f"{study.name}:")
+            study.foresee(order, encodings)
             continue
         with stoppable():
-            reproduce.run(out / scale / name, plan, setup, workers, lambda text: print(text, file=sys.stderr))
+            study.run(order, encodings)
     if dry_run:
         return
-    runs = reproduce.read(claims, out / scale)
-    for each in claims:
-        found = reproduce.judge(each, runs)
+    for each, found in reproduce.findings(asked, order.folder):
         Console().print(Text.assemble((each.name, "bold"), ": ", verdict(found)))
-        print(f"  paper  {each.paper}\n  ours   {found.ours}")
+        print(f"  paper  {each.paper}\n  ours   {found.ours if isinstance(found, Finding) else found}")
 
 
-def verdict(found: Finding) -> Text:
-    return Text(f"{found.verdict} (p {found.chance:.2g}, {found.seeds} seeds)", style=COLOURS[found.verdict])
+def verdict(found: Finding | Unfinished) -> Text:
+    if isinstance(found, Unfinished):
+        return Text("not run", style="dim")
+    details = [f"p {found.chance:.2g}"] if found.chance is not None else []
+    details += [f"{found.seeds} seeds"] if found.seeds is not None else []
+    return Text(found.verdict + (f" ({', '.join(details)})" if details else ""), style=COLOURS[found.verdict])
 
 
-def overview(folder: Path) -> object:
+def overview(scale: str, folder: Path) -> object:
     grid = ruled("claim", "asks", "the paper", "here")
-    runs = reproduce.read(list(CLAIMS.values()), folder)
-    for claim in CLAIMS.values():
-        try:
-            said = verdict(reproduce.judge(claim, runs))
-        except Unfinished:
-            said = Text("not run", style="dim")
-        grid.add_row(Text(claim.name, style="bold"), Text(claim.asks), Text(claim.paper), said)
+    for claim, found in reproduce.findings(list(claims(scale).values()), folder):
+        grid.add_row(Text(claim.name, style="bold"), Text(claim.asks), Text(claim.paper), verdict(found))
     return grid

@@ -8,26 +8,23 @@ from dataclasses import dataclass, field, replace
 
 from adapos.bench.report import statistics
 from adapos.bench.report.results import SIGNIFICANT, Comparison, Results, Score, finest
+from adapos.evidence.study import Unfinished
 
 GUESSING = 8.0  # bits per byte
-HOLDS, FAILS = "holds", "does not hold here"
-
-
-class Unfinished(ValueError):
-    """Too little was run to judge by."""
+HOLDS, FAILS, UNTESTABLE = "holds", "does not hold here", "not testable at this scale"
+UNITS = {"bits_per_byte": "bits per byte", "accuracy": "share of answers that is right", "exact": "share that is right"}
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """One encoding against another by the same seeds; `gain` is above 0 where the first is better."""
+    """One thing against another by the same seeds; `gain` is above 0 where the first is better."""
 
     better: str
     worse: str
-    length: int
     gain: float  # in bits per byte, or in the share of right answers
     chance: float  # p of a paired test over seeds
+    seeds: int
     corrected: float = math.nan  # by Holm, over all contrasts of the claim
-    seeds: int = 0
 
     @property
     def held(self) -> bool:
@@ -40,9 +37,9 @@ class Finding:
 
     verdict: str
     ours: str
-    seeds: int
-    chance: float  # the greatest p of what the verdict rests on
-    contrasts: tuple[Contrast, ...] = field(repr=False)
+    seeds: int | None = None
+    chance: float | None = None  # the greatest p of what the verdict rests on
+    contrasts: tuple[Contrast, ...] = field(default=(), repr=False)
 
 
 def comparison(results: Results, metric: str) -> Comparison:
@@ -52,30 +49,69 @@ def comparison(results: Results, metric: str) -> Comparison:
     return found[0]
 
 
-def contrast(table: Comparison, better: str, worse: str, length: int) -> Contrast:
-    """By seeds that both were run with. Numbers that are not finite count as the worst there is."""
-    first, second = (score_at(table, encoding, length) for encoding in (better, worse))
+def score(results: Results, metric: str, encoding: str, at: Sequence[int], weights: Sequence[float] = ()) -> Score:
+    """The mean over lengths, for each seed."""
+    table = comparison(results, metric)
+    found = []
+    for length in at:
+        here = table.scores.get((encoding, length))
+        if here is None:
+            raise Unfinished(f"{encoding!r} was not examined at {length}; run the claim to its end")
+        found.append(here)
+    shares = [weight / sum(weights) for weight in weights] if weights else [1 / len(at)] * len(at)
+    seeds = set.intersection(*(set(each.by_seed) for each in found))
+    by_seed = {
+        seed: sum(share * finite(each.by_seed[seed], metric) for share, each in zip(shares, found, strict=True))
+        for seed in sorted(seeds)
+    }
+    return Score(by_seed, sum(each.n for each in found))
+
+
+def finite(value: float, metric: str) -> float:
+    """A model whose numbers overflow knows as little as one that guesses among all bytes, or has no answer right."""
+    if math.isfinite(value):
+        return value
+    return GUESSING if metric == "bits_per_byte" else 0.0
+
+
+def compared(
+    results: Results, metric: str, pair: tuple[str, str], at: Sequence[int], weights: Sequence[float] = ()
+) -> Contrast:
+    first, second = (score(results, metric, encoding, at, weights) for encoding in pair)
+    lower = comparison(results, metric).measure.lower
+    return contrast(*pair, first, second, lower=lower)
+
+
+def contrast(better: str, worse: str, first: Score, second: Score, *, lower: bool) -> Contrast:
+    """By seeds that both were run with."""
     seeds = sorted(set(first.by_seed) & set(second.by_seed))
     if len(seeds) < statistics.NEEDED:
-        raise Unfinished(
-            f"{better} and {worse} share {len(seeds)} seeds at {length}, and {statistics.NEEDED} are needed"
-        )
-    sign = -1.0 if table.measure.lower else 1.0
-    apart = [sign * (finite(first.by_seed[seed]) - finite(second.by_seed[seed])) for seed in seeds]
+        raise Unfinished(f"{better} and {worse} share {len(seeds)} seeds, and {statistics.NEEDED} are needed")
+    sign = -1.0 if lower else 1.0
+    apart = [sign * (first.by_seed[seed] - second.by_seed[seed]) for seed in seeds]
     chance = statistics.paired(apart, finest(first, second))
-    return Contrast(better, worse, length, sum(apart) / len(apart), chance, seeds=len(seeds))
+    return Contrast(better, worse, sum(apart) / len(apart), chance, len(seeds))
 
 
-def finite(value: float) -> float:
-    """A model whose numbers overflow knows as little as one that guesses among all bytes."""
-    return value if math.isfinite(value) else GUESSING
+def stated(
+    results: Results,
+    metric: str,
+    encodings: Sequence[str],
+    at: Sequence[int],
+    weights: Sequence[float] = (),
+    what: str = "",
+) -> str:
+    """The mean of each encoding, in a sentence."""
+    means = (f"{encoding} {score(results, metric, encoding, at, weights).mean:.3f}" for encoding in encodings)
+    where = f"{at[0]:,}" if len(at) == 1 else f"{at[0]:,} to {at[-1]:,}"
+    return f"{what or f'{UNITS[metric]} at {where}'}: {', '.join(means)}"
 
 
-def score_at(table: Comparison, encoding: str, length: int) -> Score:
-    found = table.scores.get((encoding, length))
-    if found is None:
-        raise Unfinished(f"{encoding!r} was not examined at {length}; run the claim to its end")
-    return found
+def mean_of(scores: Sequence[Score]) -> Score:
+    """Of several tasks, for each seed that all have."""
+    seeds = set.intersection(*(set(each.by_seed) for each in scores))
+    by_seed = {seed: sum(each.by_seed[seed] for each in scores) / len(scores) for seed in sorted(seeds)}
+    return Score(by_seed, sum(each.n for each in scores))
 
 
 def corrected(contrasts: Sequence[Contrast]) -> tuple[Contrast, ...]:

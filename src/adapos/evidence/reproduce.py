@@ -1,48 +1,35 @@
-"""Claims carried out: what each needs is trained and examined by the bench, and then judged.
-
-FOLDER/small/text/    a run of the bench for each study, which claims share
-"""
+"""Claims carried out: what they need is run, and then they are judged."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from adapos.bench import compare, plan
-from adapos.bench.plan import Plan
-from adapos.bench.report import results
-from adapos.bench.report.results import Results
-from adapos.bench.train import Setup
 from adapos.evidence.claim import Claim
-from adapos.evidence.finding import Finding, Unfinished
+from adapos.evidence.finding import Finding
+from adapos.evidence.study import Study, Unfinished
 
 
-def plans(claims: Sequence[Claim], scale: str, of_text: Mapping[str, Any]) -> dict[str, Plan]:
-    """What must be run for these claims, by study."""
-    needed: dict[str, dict[str, None]] = {}
-    studies = {}
+def needed(claims: Sequence[Claim]) -> dict[Study, tuple[str, ...]]:
+    """What must be run for these claims: encodings of each study."""
+    found: dict[str, tuple[Study, dict[str, None]]] = {}
     for claim in claims:
-        for study, encodings in claim.runs:
-            studies[study.name] = study
-            needed.setdefault(study.name, {}).update(dict.fromkeys(encodings))
-    return {name: studies[name].plan(scale, tuple(needed[name]), of_text) for name in studies}
+        for study, encodings in claim.needs:
+            found.setdefault(study.name, (study, {}))[1].update(dict.fromkeys(encodings))
+    return {study: tuple(encodings) for study, encodings in found.values()}
 
 
-def run(folder: Path, asked: Plan, setup: Setup, workers: int, say: compare.Say) -> None:
-    """Train and examine what is asked for, beside what the folder holds for other claims."""
-    plan.settle(asked.checked(), folder)
-    compare.in_processes(folder, asked.trials, setup, workers, say)
-
-
-def read(claims: Sequence[Claim], folder: Path) -> dict[str, Results]:
-    """What was run for these claims, by study; nothing of those that were not begun."""
-    names = {study.name for claim in claims for study, _ in claim.runs}
-    return {name: results.load(folder / name) for name in names if (folder / name / "rows.jsonl").exists()}
-
-
-def judge(claim: Claim, found: Mapping[str, Results]) -> Finding:
-    missing = [study.name for study, _ in claim.runs if study.name not in found]
-    if missing:
-        raise Unfinished(f"{claim.name} needs the run {missing[0]}, which was not begun")
-    return claim.judge(found)
+def findings(claims: Sequence[Claim], folder: Path) -> Iterator[tuple[Claim, Finding | Unfinished]]:
+    """Each claim judged by what the folder holds."""
+    held = {}
+    for study in needed(claims):
+        try:
+            held[study.name] = study.read(folder)
+        except Unfinished as problem:
+            held[study.name] = problem
+    for claim in claims:
+        missing = [held[study.name] for study, _ in claim.needs if isinstance(held[study.name], Unfinished)]
+        try:
+            yield claim, missing[0] if missing else claim.judge(held)
+        except Unfinished as problem:
+            yield claim, problem

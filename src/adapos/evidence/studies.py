@@ -1,0 +1,218 @@
+"""What is trained for the claims, by scale: `small` fits two cores in hours, `paper` is the papers' recipes."""
+
+from __future__ import annotations
+
+from adapos.encoding import Shape
+from adapos.evidence.cost import Timing
+from adapos.evidence.images import Digits
+from adapos.evidence.probe import Probe, patterns, shifts
+from adapos.evidence.study import Training
+
+SMALL, PAPER = SCALES = ("small", "paper")
+
+# AdamW in place of Adam, all else of DAPE's: 6e-4 to 6e-5 after 1 % of warm-up, 50,000 steps of 256 texts
+OF_DAPE = {
+    "size": "125m",
+    "steps": 50_000,
+    "batch": 256,
+    "rate": 6e-4,
+    "warm_up": 0.01,
+    "dtype": "bfloat16",
+    "examples": 500,
+}
+TEXT = {
+    SMALL: Training(
+        "text",
+        {
+            "task": "text(data='enwik8')",
+            "train_length": 128,
+            "lengths": "128..8192",
+            "size": "300k",
+            "steps": 800,
+            "batch": 16,
+            "rate": 3e-3,
+            "scored": 64,
+            "examples": 12,
+        },
+    ),
+    PAPER: Training(
+        "text",
+        {
+            **OF_DAPE,
+            "task": "text(data='enwik8', tokenizer='gpt2')",
+            "train_length": 128,
+            "lengths": "128..8192",
+            "scored": 128,
+        },
+    ),
+}
+# TAPE's own texts are longer: 155M parameters, 10,000 steps of 512 texts of C4
+LONGER = {
+    SMALL: TEXT[SMALL],
+    PAPER: Training(
+        "c4",
+        {
+            "task": "text(data='hf:allenai/c4', tokenizer='meta-llama/Llama-2-7b-hf')",
+            "train_length": 1024,
+            "lengths": "1024..8192",
+            "size": "125m",
+            "steps": 10_000,
+            "batch": 512,
+            "rate": 1e-4,
+            "dtype": "bfloat16",
+            "scored": 256,
+            "examples": 500,
+        },
+    ),
+}
+
+# a task of each level of the hierarchy at least, with the share of answers that guessing gives
+GUESSED = {
+    "even_pairs": 1 / 2,
+    "cycle_navigation": 1 / 5,
+    "reverse_string": 1 / 2,
+    "bucket_sort": 1 / 5,
+    "odds_first": 1 / 2,
+    "missing_duplicate": 1 / 2,
+}
+OF_CHOMSKY = {
+    SMALL: {
+        "lengths": "20,40,60,80,120,200",
+        "layers": 3,
+        "width": 64,
+        "heads": 4,
+        "steps": 1200,
+        "batch": 64,
+        "rate": 2e-3,
+        "examples": 128,
+    },
+    PAPER: {
+        "lengths": ",".join(map(str, (20, 40, *range(50, 501, 10)))),
+        "layers": 5,
+        "width": 256,
+        "heads": 8,
+        "steps": 200_000,
+        "batch": 128,
+        "rate": 1e-3,
+        "examples": 512,
+    },
+}
+CHOMSKY = {
+    scale: {
+        task: (Training(f"chomsky-{task}", {**settings, "task": f"chomsky/{task}", "train_length": 40}), guessed)
+        for task, guessed in GUESSED.items()
+    }
+    for scale, settings in OF_CHOMSKY.items()
+}
+
+
+def sums(digits: int, **settings: object) -> Training:
+    """Numbers up to so many digits, examined for every pair of digits up to twice as many."""
+    lengths = ",".join(map(str, range(1, 2 * digits + 1)))
+    every = f"addition(grid={4 * digits - 1})"
+    return Training("addition", {**settings, "task": every, "train_length": digits, "lengths": lengths})
+
+
+ADDITION = {
+    SMALL: sums(5, size="300k", steps=2000, batch=64, rate=1e-3, examples=16),
+    PAPER: sums(40, size="125m", steps=20_000, batch=512, rate=1e-4, dtype="bfloat16", examples=100),
+}
+PASSKEY = {
+    SMALL: Training(
+        "passkey",
+        {
+            "task": "passkey",
+            "train_length": 256,
+            "lengths": "128..2048",
+            "size": "300k",
+            "steps": 2000,
+            "batch": 16,
+            "rate": 2e-3,
+            "examples": 10,
+        },
+    ),
+    PAPER: Training(
+        "passkey",
+        {
+            "task": "passkey",
+            "train_length": 1024,
+            "lengths": "1024..8192",
+            "size": "125m",
+            "steps": 10_000,
+            "batch": 64,
+            "rate": 1e-4,
+            "dtype": "bfloat16",
+            "examples": 20,
+        },
+    ),
+}
+STATE = {
+    SMALL: Training(
+        "s5",
+        {
+            "task": "s5",
+            "train_length": 16,
+            "lengths": "4..64",
+            "size": "300k",
+            "steps": 2000,
+            "batch": 64,
+            "rate": 1e-3,
+            "examples": 128,
+        },
+    ),
+    PAPER: Training(
+        "s5",
+        {
+            "task": "s5",
+            "train_length": 32,
+            "lengths": "4..256",
+            "size": "125m",
+            "steps": 50_000,
+            "batch": 512,
+            "rate": 1e-4,
+            "examples": 512,
+        },
+    ),
+}
+# after equal steps on the same texts; the paper's model is Llama 2 7B, brought from 4,096 tokens to 8,192
+PRETRAINED = {
+    SMALL: Training(
+        "finetune",
+        {
+            "model": "HuggingFaceTB/SmolLM2-135M-Instruct",
+            "task": "text(data='enwik8')",
+            "train_length": 1024,
+            "lengths": "1024..4096",
+            "steps": 20,
+            "batch": 1,
+            "rate": 2e-4,
+            "decay": 0.0,
+            "examples": 4,
+        },
+    ),
+    PAPER: Training(
+        "finetune",
+        {
+            "model": "meta-llama/Llama-2-7b-hf",
+            "task": "text(data='hf:togethercomputer/RedPajama-Data-1T-Sample')",
+            "train_length": 8192,
+            "lengths": "1024..8192",
+            "steps": 1000,
+            "batch": 64,
+            "rate": 2e-5,
+            "warm_up": 0.05,
+            "floor": 1.0,
+            "decay": 0.0,
+            "dtype": "bfloat16",
+            "protocol": "sliding",
+            "stride": 256,
+        },
+    ),
+}
+PATTERNS = {scale: Probe("patterns", text, 4 * text.train_length, 8, patterns) for scale, text in TEXT.items()}
+SHIFTS = {scale: Probe("shifts", text, text.train_length, 8, shifts) for scale, text in LONGER.items()}
+COST = tuple(
+    Timing(f"cost-{heads}-heads", heads, 64, (512, 1024, 2048, 4096, 8192))
+    for heads in (12, 16)  # of 125M and 350M
+)
+DIGITS = Digits("digits", (8, 10, 12, 16), Shape(layers=3, width=64, heads=4), steps=500)
