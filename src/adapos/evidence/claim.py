@@ -46,7 +46,7 @@ def of_pairs(
 
     def judge(found: Found) -> Finding:
         results = found[study.name]
-        ours = stated(results, metric, encodings, at, weights)
+        ours = stated(results, metric, named(pairs), at, weights)
         seen = [score(results, metric, each, (study.train_length,)).mean for each in encodings]
         if learned is not None and max(seen) < learned:
             return Finding(UNTESTABLE, f"the best is {max(seen):.3f} at {study.train_length}; {ours}")

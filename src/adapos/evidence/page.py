@@ -1,0 +1,197 @@
+"""The claims as a page: one table of verdicts, and below it what each rests on. Rows alone make it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from adapos.bench.report import figures, tables, words
+from adapos.bench.report.results import Comparison, Results
+from adapos.bench.rows import Row
+from adapos.evidence.claim import Claim
+from adapos.evidence.cost import Timing
+from adapos.evidence.finding import Contrast, Finding
+from adapos.evidence.images import Digits
+from adapos.evidence.probe import Probe
+from adapos.evidence.study import Study, Unfinished
+from adapos.numbers import large, number
+from adapos.profile.rows import Results as Profile
+
+PAPERS = "https://arxiv.org/abs"
+METRICS = ("bits_per_byte", "accuracy", "exact")
+INTRODUCTION = """# Evidence
+
+What the papers claim, measured. `adapos reproduce` lists the claims, `adapos reproduce CLAIM` runs one and judges it,
+and this page is made from the rows in [evidence](../evidence), by `python tools/evidence.py`.
+
+A claim is a set of pairs: this encoding must be better than that one. All encodings are trained on the same batches
+from the same weights, and a pair differs where a paired t-test over seeds, two-sided and corrected by Holm over the
+claim, has p < 0.05. A claim **holds** where every pair differs as it says; else it **does not hold here**, which may
+say something of the claim, or of models as small as these. What no encoding learns is **not testable at this scale**.
+The models are small, because two cores trained them: what holds here may fail at the papers' scale, and the other way
+round. `--scale paper` runs the papers' recipes on GPUs; nobody has done so yet. Data is enwik8, in bytes, unless a
+claim says another.
+"""
+
+
+def page(found: Mapping[Claim, Finding], folder: Path, scale: str, where: str) -> str:
+    """`where` is the folder's own place, as the page links to it."""
+    lines = [INTRODUCTION, table(found, folder, scale)]
+    for claim, each in found.items():
+        lines += section(claim, each, folder, scale, where)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def table(found: Mapping[Claim, Finding], folder: Path, scale: str) -> str:
+    heads = ["claim", "the paper", "here", "scale", "seeds", "p", "verdict", "command"]
+    lines = [
+        [
+            f"[{claim.name}](#{anchor(claim)})",
+            tables.escape_markdown(claim.paper),
+            tables.escape_markdown(each.ours),
+            tables.escape_markdown("; ".join(dict.fromkeys(sized(study, folder) for study, _ in claim.needs))),
+            words.NOTHING if each.seeds is None else str(each.seeds),
+            words.NOTHING if each.chance is None else chance(each.chance),
+            f"**{each.verdict}**",
+            f"`{command(claim, scale)}`",
+        ]
+        for claim, each in found.items()
+    ]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *lines))
+
+
+def section(claim: Claim, found: Finding, folder: Path, scale: str, where: str) -> Iterator[str]:
+    source = f" ([arXiv {claim.source}]({PAPERS}/{claim.source}))" if claim.source else ""
+    yield f"## {claim.name}\n"
+    yield f"{tables.escape_markdown(claim.asks)}{source} **{found.verdict.capitalize()}.**\n"
+    if found.contrasts:
+        yield contrasts(found.contrasts)
+    for study, encodings in claim.needs:
+        yield from shown(study, encodings, folder)
+    for name in drawings(claim, folder):
+        yield f"![{claim.name}]({where}/{name})\n"
+    yield f"    {command(claim, scale)}\n"
+
+
+def contrasts(found: Sequence[Contrast]) -> str:
+    heads = ["better", "than", "by", "p", "p by Holm", ""]
+    lines = [
+        [
+            tables.escape_markdown(each.better),
+            tables.escape_markdown(each.worse),
+            f"{each.gain:+.3g}",
+            chance(each.chance),
+            chance(each.corrected),
+            "yes" if each.held else "no",
+        ]
+        for each in found
+    ]
+    rule = ["---", "---", "---:", "---:", "---:", "---"]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (heads, rule, *lines))
+
+
+def shown(study: Study, encodings: Sequence[str], folder: Path) -> Iterator[str]:
+    """The numbers that a claim reads from a study."""
+    held = study.read(folder)
+    if isinstance(held, Results):
+        for comparison in compared(held, encodings):
+            heads, lines = tables.quality(comparison, tables.MARKDOWN)
+            yield tables.markdown(heads, lines, tables.quality_caption(comparison, held))
+    elif isinstance(held, Profile):
+        yield timed(held, study.name)
+    elif isinstance(study, Probe):
+        yield measured(held, study)
+
+
+def compared(held: Results, encodings: Sequence[str]) -> list[Comparison]:
+    """By one measure, these encodings alone."""
+    for metric in METRICS:
+        found = [each for each in held.comparisons if each.measure.metric == metric]
+        if found:
+            names = [name for name in held.encodings if name in encodings]
+            return [replace(each, encodings=names) for each in found[:1]]
+    return []
+
+
+def timed(held: Profile, name: str) -> str:
+    parts = []
+    for what in dict.fromkeys(row.what for row in held.rows):
+        rows = [row for row in held.rows if row.what == what]
+        lengths = sorted({row.length for row in rows})
+        lines = []
+        for encoding in dict.fromkeys(row.encoding for row in rows):
+            at = {row.length: row for row in rows if row.encoding == encoding}
+            ratios = [f"{x:.2f}" if (x := at[length].ratio) is not None else words.NOTHING for length in lengths]
+            extra = at[lengths[-1]].extra_memory
+            lines.append(
+                [
+                    tables.escape_markdown(encoding),
+                    *ratios,
+                    words.NOTHING if extra is None else f"{number(extra / 2**20)}",
+                ]
+            )
+        heads = ["encoding", *(f"{length:,}" for length in lengths), f"MiB at {lengths[-1]:,}"]
+        caption = f"{name}: {what}, time beside plain attention by length, medians; memory beyond inputs and outputs."
+        parts.append(tables.markdown(heads, lines, caption))
+    return "\n".join(parts)
+
+
+def measured(rows: Sequence[Row], study: Probe) -> str:
+    """The mean over seeds, and over all marks but the layer."""
+    layers = sorted({row.marks["layer"] for row in rows})
+    lines = []
+    for metric in dict.fromkeys(row.metric for row in rows):
+        for encoding in dict.fromkeys(row.encoding for row in rows if row.metric == metric):
+            line = [metric.replace("_", " "), tables.escape_markdown(encoding)]
+            for layer in layers:
+                here = [
+                    row.value
+                    for row in rows
+                    if (row.metric, row.encoding, row.marks["layer"]) == (metric, encoding, layer)
+                ]
+                line.append(f"{sum(here) / len(here):.3g} ({min(here):.2g} to {max(here):.2g})")
+            lines.append(line)
+    heads = ["measure", "encoding", *(f"layer {layer:.0f}" for layer in layers)]
+    return tables.markdown(heads, lines, f"Texts of {study.length} tokens: the mean, and the least and the greatest.")
+
+
+def drawings(claim: Claim, folder: Path) -> dict[str, str]:
+    """The figures of a claim by their names, one for each study that has curves."""
+    found = {}
+    for study, encodings in claim.needs:
+        held = study.read(folder)
+        if isinstance(held, Results) and not any(isinstance(other, Probe) for other, _ in claim.needs):
+            for comparison in compared(held, encodings):
+                found[f"figures/{anchor(claim)}-{study.name}.svg"] = figures.curves(comparison)
+    return found
+
+
+def sized(study: Study, folder: Path) -> str:
+    """How large the models were, and how much they were trained."""
+    if isinstance(study, Probe):
+        study = study.of
+    if isinstance(study, Timing):
+        return f"{study.heads} heads of {study.head_width}"
+    held = study.read(folder)
+    row = next(row for row in held.rows if row.parameters)
+    unit = "images" if isinstance(study, Digits) else "texts"
+    batch = study.batch if isinstance(study, Digits) else held.plan["batch"]
+    return f"{large(row.parameters)} parameters, {row.steps:,} steps of {batch} {unit}"
+
+
+def chance(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.2g}"
+
+
+def command(claim: Claim, scale: str) -> str:
+    return f"adapos reproduce {claim.name} --scale {scale}"
+
+
+def anchor(claim: Claim) -> str:
+    """As GitHub and MkDocs make it of a heading."""
+    return claim.name.replace("/", "")
+
+
+def finished(found: Iterator[tuple[Claim, Finding | Unfinished]]) -> dict[Claim, Finding]:
+    return {claim: each for claim, each in found if isinstance(each, Finding)}
