@@ -70,8 +70,8 @@ def test_nothing_below_knows_what_stands_above() -> None:
             assert not imported(file) & (parts - LOWER), file
 
 
-def test_only_the_command_line_knows_the_profile() -> None:
-    assert {own(file) for file in FILES if "profile" in imported(file)} <= {"profile", "cli"}
+def test_only_the_command_line_and_the_claims_know_the_profile() -> None:
+    assert {own(file) for file in FILES if "profile" in imported(file)} <= {"profile", "cli", "evidence"}
 
 
 def test_backends_and_encodings_never_import_one_another() -> None:
