@@ -24,6 +24,7 @@ ALLOWED = {
     "model": {"layout", "pairs", "encoding", "registry", "kernels"},
 }
 LOWER = set(ALLOWED)
+ABOVE = {"evidence", "explore"}
 HEAVY = ("transformers", "triton", "plotly", "gradio", "datasets", "ray")
 
 
@@ -54,8 +55,8 @@ def test_imports_go_one_way(file: Path) -> None:
     name = own(file)
     if name in ALLOWED:
         assert imported(file) <= ALLOWED[name] | {name}
-    elif name in ("bench", "evidence"):  # evidence stands above the bench
-        assert not imported(file) & {"cli", *({"evidence"} if name == "bench" else ())}
+    elif name in ("bench", *ABOVE):  # which stand above the bench, and beside one another
+        assert not imported(file) & {"cli", *(ABOVE - {name})}
     elif name not in ("cli", "models", "__main__"):
         # what stands above the model may be read by the command line, and by nothing below
         assert "cli" not in imported(file)

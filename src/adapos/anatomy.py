@@ -58,15 +58,32 @@ class Anatomy:
         return len(self.heard.pairs)
 
     @torch.no_grad()
-    def rows(self, layer: int, queries: slice) -> Rows:
+    def rows(self, layer: int, queries: slice, *, cropped: bool = False) -> Rows:
+        """Of these queries and all keys, or, cropped, the keys up to the last of them."""
         q, keys, layout, pairs = self.heard.pairs[layer]
+        if cropped:
+            keys, layout = self.up_to(layer, queries)
         score, seen = scores(q[:, :, queries], keys), layout.visible(queries)
         logit = pairs.rows(score, layout, queries)
         bias = pairs.added(layout, queries)
         bias = torch.zeros_like(score) if bias is None else bias.to(score.dtype).expand_as(score)
-        parts = (score, bias, logit - score - bias)
+        # nothing but rounding is left where nothing mixes
+        parts = (score, bias, torch.zeros_like(score) if pairs.mix is None else logit - score - bias)
         score, bias, adaptive = (part.masked_fill(~seen, 0.0)[0] for part in parts)
         return Rows(score, bias, adaptive, logit.softmax(-1)[0], seen.expand_as(logit)[0, 0])
+
+    @torch.no_grad()
+    def weights(self, layer: int, queries: slice) -> Tensor:
+        """(H, t, S): the weights alone, over the keys up to the last of the queries."""
+        q, _, _, pairs = self.heard.pairs[layer]
+        keys, layout = self.up_to(layer, queries)
+        return pairs.rows(scores(q[:, :, queries], keys), layout, queries).softmax(-1)[0]
+
+    def up_to(self, layer: int, queries: slice) -> tuple[Keys, Layout]:
+        """What queries that see no future need of the keys."""
+        _, keys, layout, _ = self.heard.pairs[layer]
+        end = queries.indices(self.length)[1]
+        return Keys(keys.k[:, :, :end], keys.v[:, :, :end]), layout.first(end)
 
     def distances(self, layer: int, since: int = 0) -> Tensor:
         """(H,): how far back a head looks, the mean over the queries from `since` on."""

@@ -22,6 +22,7 @@ from adapos.console import in_a_sentence, ruled
 from adapos.contract import Report, check
 from adapos.encoding import PositionalEncoding, Shape
 from adapos.evidence import commands as evidence
+from adapos.explore import commands as explore
 from adapos.kernels import Call, ranked
 from adapos.profile import measure, page, plan, rows, terminal, words
 from adapos.sketch import Size, sketch
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.add_typer(commands.app)
 app.add_typer(models.app)
 app.add_typer(evidence.app)
+app.add_typer(explore.app)
 
 
 class Dtype(StrEnum):

@@ -1,6 +1,6 @@
-"""One self-contained HTML page with plots: plotly's script is written into it, so that it works offline.
+"""One self-contained HTML page: all that it needs is written into it, plotly's script too, so that it works offline.
 
-plotly is imported here and nowhere else.
+plotly is imported here and nowhere else, and only where a page has plots of its kind.
 """
 
 from __future__ import annotations
@@ -80,17 +80,25 @@ def document(title: str, body: Iterable[str], figures: Mapping[str, Any], *, sty
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise ImportError(MISSING) from None
+    drawn = [
+        f'<script type="application/json" id="figures">{held(figures)}</script>',
+        f"<script>{get_plotlyjs()}</script>",
+        f"<script>{DRAW}{script}</script>",
+    ]
+    return shell(title, [*body, *drawn], style=style)
+
+
+def shell(title: str, body: Iterable[str], *, style: str = "", head: str = "") -> str:
+    """A page without plots of plotly's."""
     parts = [
         "<!doctype html>",
         '<html lang="en">',
         '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
+        head,
         f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head>",
         "<body>",
         f"<h1>{escape(title)}</h1>",
         *body,
-        f'<script type="application/json" id="figures">{held(figures)}</script>',
-        f"<script>{get_plotlyjs()}</script>",
-        f"<script>{DRAW}{script}</script>",
         "</body></html>",
     ]
     return "\n".join(part for part in parts if part) + "\n"

@@ -104,7 +104,8 @@ class Axis:
         margin = max(1.05, (high / low) ** 0.06)
         low, high = low / margin, high * margin
         inside = tuple(tick for tick in ticks(low, high) if low <= tick <= high)
-        return cls(low, high, inside if len(inside) > 2 else even(low, high), log=True)
+        # even ones would crowd at the top of a wide axis
+        return cls(low, high, inside if len(inside) > 2 or high > 100 * low else even(low, high), log=True)
 
     @classmethod
     def linear(cls, values: Iterable[float], *, zero: bool = False) -> Axis:

@@ -1,0 +1,123 @@
+"""The pictures: valid SVG, two models told apart, long rows in columns, and a text byte by byte."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from adapos import Shape
+from adapos.explore import pictures
+from adapos.explore.pictures import by_distance, by_place
+from adapos.explore.reading import Reading, Spread
+from adapos.explore.strip import ACROSS, lines, signs, strip
+from adapos.plots import COLOURS, DASHES
+from cases import VOCABULARY, decoder
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def read(spec: str, length: int = 70, **given: object) -> Reading:
+    text = bytes(np.random.default_rng(3).integers(1, VOCABULARY, length).astype(np.uint8))
+    return Reading(spec, decoder(spec, **given), text)  # type: ignore[arg-type]
+
+
+def words(svg: str) -> set[str]:
+    return {each.text or "" for each in ElementTree.fromstring(svg).iter(f"{SVG}text")}
+
+
+def test_every_picture_is_svg_with_named_axes_and_units() -> None:
+    for picture in pictures.everything([read("kerple + dape"), read("tape")], 1, 0, 69):
+        if picture.svg:
+            root = ElementTree.fromstring(picture.svg)
+            assert root.find(f"{SVG}title") is not None
+            said = words(picture.svg)
+            if not picture.name.startswith("text"):
+                assert any("bytes" in each for each in said), picture.name
+                assert any(each in said for each in ("layer", "mean cosine", "change of the mean cosine")) or any(
+                    "nats" in each or "of 1" in each or "share" in each for each in said
+                ), picture.name
+
+
+def test_two_models_have_each_a_colour_and_a_dash_and_a_name() -> None:
+    both = [read("kerple + dape"), read("alibi")]
+    found = {picture.name: picture for picture in pictures.everything(both, 0, 0, 69)}
+    lines = list(ElementTree.fromstring(found["attention"].svg).iter(f"{SVG}polyline"))
+    assert [(line.get("stroke"), line.get("stroke-dasharray")) for line in lines] == [
+        (COLOURS[0], DASHES["solid"]),
+        (COLOURS[1], DASHES["dash"]),
+    ]
+    assert words(found["attention"].svg) >= {"kerple + dape", "alibi"}
+    assert "alibi has no adaptive term" in found["adaptive"].caption
+    assert "alibi" not in words(found["adaptive"].svg)
+    assert {"text-1", "text-2", "products-1", "products-2"} <= set(found)
+    # the bands and lines of this text and of its shuffle, of both
+    assert len(list(ElementTree.fromstring(found["distance"].svg).iter(f"{SVG}polyline"))) == 4
+
+
+def test_a_model_without_that_head_is_named() -> None:
+    small = read("rope", shape=Shape(layers=1, width=16, heads=2))
+    found = {picture.name: picture for picture in pictures.everything([read("kerple"), small], 1, 3, 69)}
+    assert "rope has no such head: 1 layers of 2." in found["scores"].caption
+    assert len(list(ElementTree.fromstring(found["scores"].svg).iter(f"{SVG}polyline"))) == 1
+
+
+def test_a_picture_changes_with_its_head_layer_and_query() -> None:
+    found = read("kerple + dape")
+    drawn = {pictures.of_row([found], *chosen)[3].svg for chosen in ((0, 0, 69), (0, 1, 69), (1, 0, 69), (0, 0, 60))}
+    assert len(drawn) == 4
+
+
+def test_many_keys_are_put_into_columns_with_their_extremes() -> None:
+    values = np.random.default_rng(0).normal(size=4096)
+    found = by_place(values, 400)
+    assert len(found.at) == 373  # of 11 keys each
+    assert found.mean[5] == pytest.approx(values[55:66].mean())
+    assert (found.low[5], found.high[5]) == (values[55:66].min(), values[55:66].max())
+    assert found.mean[-1] == pytest.approx(values[4092:].mean())
+    few = by_place(values[:30], 400)
+    assert np.array_equal(few.mean, values[:30])
+    assert np.array_equal(few.low, few.high)
+
+
+def test_distances_are_put_into_columns_that_grow() -> None:
+    values = np.arange(1000.0)
+    found = by_distance(Spread(values, values, values), 60)
+    assert found.at[0] == found.mean[0] == 1
+    assert np.allclose(found.at, found.mean)
+    assert found.high[-1] == 999
+    assert np.all(np.diff(found.high - found.low) >= -1)
+
+
+def test_bytes_are_shown_as_what_they_are() -> None:
+    assert signs("a b\n\té\x00".encode()) == ["a", "\u00a0", "b", "↵", "⇥", "é", "\u00a0", "·"]
+    assert signs("é".encode()[1:] + b"z") == ["·", "z"]
+    assert signs("🙂x".encode()) == ["🙂", *["\u00a0"] * 3, "x"]
+
+
+def test_the_text_is_shaded_by_attention() -> None:
+    found = read("rope", 60)
+    found.text = b"<&>\"'" + b"abcdefghij" * 5 + "é🙂".encode()[:5]
+    weights = np.zeros(50)
+    weights[[3, 40]] = 0.2, 0.8
+    caption, drawn = strip(found, weights, 49, COLOURS[0])
+    root = ElementTree.fromstring(drawn)
+    shades = [each.get("fill-opacity") for each in root.iter(f"{SVG}rect") if each.get("fill") == COLOURS[0]]
+    assert shades == ["0.38", "0.75"]
+    assert "The most attended is byte 40 (80 %)" in caption
+    assert "100 % of it falls on what is shown" in caption
+    assert re.search("&lt;&amp;&gt;", drawn)
+
+
+@pytest.mark.parametrize("query", [0, 3, 200, 307, 400, 999])
+def test_the_query_and_the_most_attended_byte_are_always_shown_once(query: int) -> None:
+    for best in {0, query // 7, query // 2, query}:
+        found = lines(1000, query, best)
+        shown = [at for begin, end in found for at in range(begin, end)]
+        assert {query, best} <= set(shown)
+        assert shown == sorted(set(shown))
+        assert shown[-1] < 1000
+        assert all(0 < end - begin <= ACROSS for begin, end in found)
