@@ -14,8 +14,10 @@ from adapos.bench.task import IGNORED, Task
 from adapos.bench.train import Setup, decoder, generator
 from adapos.model import Decoder
 
-STEPS = 3  # timed, after one that is not
+STEPS = 3  # timed, after one that is not; one, where a step is large
 FAR = 1024  # tokens, up to which reading is timed; beyond, it grows as its parts do
+# operations that one timing may take; what takes more is timed in a part, from which the whole is reckoned
+AFFORDED = {"cpu": 2e11, "cuda": 2e13}
 
 
 @dataclass(frozen=True)
@@ -32,16 +34,36 @@ def forecast(plan: Plan, setup: Setup) -> list[Forecast]:
 
 
 def of(trial: Trial, plan: Plan, setup: Setup, task: Task) -> Forecast:
-    forget_peak(setup.device)
-    _, spent = paced(trial, task, setup, STEPS)
-    memory = peak(setup.device)
     model = decoder(trial, task, setup.backend).to(setup.device).eval()
-    reading = sum(
-        texts(plan, task, length) * seconds(model, task.tokens_at(length), setup.device) for length in plan.lengths
-    )
+    pace = Pace(model, setup.device)
+    reading = sum(texts(plan, task, length) * pace.seconds(task.tokens_at(length)) for length in plan.lengths)
     if task.generates:
         reading += sum(answers(plan, task, length) for length in plan.lengths) * step_seconds(model, setup.device)
-    return Forecast(trial.encoding, trial.steps * spent / STEPS, reading, memory)
+    afforded = pace.afforded // 3  # there and back
+    del model, pace  # one is in memory at a time
+    training, memory = step(trial, setup, task, afforded)
+    return Forecast(trial.encoding, trial.steps * training, reading, memory)
+
+
+def step(trial: Trial, setup: Setup, task: Task, tokens: int) -> tuple[float, int]:
+    """Seconds and bytes of a step: of a whole one, or of more than so many tokens reckoned from two smaller ones, for
+    both grow as the texts do."""
+    some = min(trial.batch, max(1, tokens // task.tokens_at(trial.train_length)))
+    taken, memory = timed(replace(trial, batch=some), setup, task, STEPS if some == trial.batch else 1)
+    if some == trial.batch:
+        return taken, memory
+    if some == 1:  # nothing smaller is there, so what does not grow is counted with what does
+        return taken * trial.batch, memory * trial.batch
+    fewer = some // 2
+    less, smaller = timed(replace(trial, batch=fewer), setup, task, 1)
+    times = (trial.batch - some) / (some - fewer)
+    return taken + times * max(0.0, taken - less), memory + round(times * max(0, memory - smaller))
+
+
+def timed(trial: Trial, setup: Setup, task: Task, steps: int) -> tuple[float, int]:
+    forget_peak(setup.device)
+    _, spent = paced(trial, task, replace(setup, accumulate=1), steps)
+    return spent / steps, peak(setup.device)
 
 
 def texts(plan: Plan, task: Task, length: int) -> int:
@@ -72,17 +94,28 @@ def step_seconds(model: Decoder, device: str) -> float:
     return max(0.0, spent[2] - spent[1]) / 8
 
 
-@torch.no_grad()
-def seconds(model: Decoder, length: int, device: str) -> float:
-    """To read one text of a length: a part that grows with it, and one with its square, from two timings."""
-    short, far = max(1, min(length, FAR) // 2), max(2, min(length, FAR))
-    spent = {}
-    for size in (short, far):
-        many = max(1, TOKENS // 4 // size)
-        tokens = torch.zeros(many, size, dtype=torch.long, device=device)
-        model.hidden(tokens)
-        began = now(device)
-        model.hidden(tokens)
-        spent[size] = (now(device) - began) / many / size
-    slope = max(0.0, (spent[far] - spent[short]) / (far - short))
-    return (spent[far] + slope * max(0, length - far)) * length
+class Pace:
+    """How long a model takes to read."""
+
+    def __init__(self, model: Decoder, device: str) -> None:
+        self.model, self.device, self.known = model, device, dict[int, float]()
+        operations = 2 * sum(x.numel() for x in model.parameters())  # of a token, attention aside
+        self.afforded = max(2, int(AFFORDED[torch.device(device).type] / operations))
+
+    def seconds(self, length: int) -> float:
+        """Of one text: a part that grows with its length, and one with the square, from two timings."""
+        most = min(FAR, self.afforded)
+        short, far = max(1, min(length, most) // 2), max(2, min(length, most))
+        slope = max(0.0, (self.per_token(far) - self.per_token(short)) / (far - short))
+        return (self.per_token(far) + slope * max(0, length - far)) * length
+
+    @torch.no_grad()
+    def per_token(self, size: int) -> float:
+        if size not in self.known:
+            many = max(1, min(TOKENS // 4, self.afforded) // size)
+            tokens = torch.zeros(many, size, dtype=torch.long, device=self.device)
+            self.model.hidden(tokens)
+            began = now(self.device)
+            self.model.hidden(tokens)
+            self.known[size] = (now(self.device) - began) / many / size
+        return self.known[size]
