@@ -1,8 +1,10 @@
 """What all tests share. `cases`, beside this file, makes the calls that several of them compare."""
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,3 +57,19 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     from cases import tiles_of
 
     tiles_of(monkeypatch, rows=5, keys=7, pairs=40, scores=300)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A real one, which keeps what pages say and ask for."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    driver = shutil.which("chromedriver")
+    if driver is None or shutil.which("chromium") is None:
+        pytest.skip("chromium and its driver are not installed")
+    options = webdriver.ChromeOptions()
+    for given in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(given)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield started
+    started.quit()

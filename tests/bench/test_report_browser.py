@@ -1,8 +1,6 @@
 """The page of the report in a real browser: wide and narrow, light and dark, by mouse and by keyboard."""
 
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +9,7 @@ import runs
 
 from adapos.bench import report
 
-webdriver = pytest.importorskip("selenium.webdriver")
-DRIVER = shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (shutil.which("chromium") and DRIVER), reason="chromium and its driver are not installed"),
-]
+pytestmark = pytest.mark.slow
 
 EVIL = "<b>x</b> & </script>"
 LEFT = """
@@ -30,17 +23,6 @@ SHOWN = """
 const all = [...document.querySelectorAll(".plot")];
 return all.every(each => each.querySelector(".main-svg") && each.querySelector(".xtick"))
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    for given in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(given)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,28 +18,12 @@ import pytest
 
 from commands import run as adapos
 
-webdriver = pytest.importorskip("selenium.webdriver")
-DRIVER = shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (shutil.which("chromium") and DRIVER), reason="chromium and its driver are not installed"),
-]
+pytestmark = pytest.mark.slow
 needs_gradio = pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="gradio is not installed")
 
 TEXT = "for price in prices: total += price; <b>&amp; ${1 + 1} `</script>"
 DRAWN = "return document.querySelector('figure[data-name=attention] svg')?.outerHTML ?? ''"
 NAMES = "return [...document.querySelectorAll('figure[data-name]')].map(each => each.dataset.name)"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    for given in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(given)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture(scope="module")
