@@ -328,18 +328,35 @@ def test_names_are_escaped_in_every_kind_of_table() -> None:
 def test_figures_are_valid_vector_text_with_every_encoding_inside(found: list[Row]) -> None:
     results = of(found, baseline=None)
     drawn = figures.files(results)
-    assert len(drawn) == len(results.comparisons)
-    for text in drawn.values():
+    gridded = [each for each in results.comparisons if any(row.marks for row in each.rows)]
+    assert len(drawn) == len(results.comparisons) + len(gridded)
+    for name, text in drawn.items():
         root = ElementTree.fromstring(text)
         said = {each.text for each in root.iter("{http://www.w3.org/2000/svg}text")}
         assert {row.encoding for row in found} <= said
-        assert "trained" in said
+        assert ("trained" in said) == (not name.endswith("-by-place.svg"))
         assert "nan" not in text
         assert "inf" not in text
         width, height = float(root.attrib["width"]), float(root.attrib["height"])
         for each in root.iter():
             for name, most in (("x", width), ("cx", width), ("y", height), ("cy", height)):
                 assert 0 <= float(each.attrib.get(name, 0)) <= most
+
+
+def test_a_heat_map_shades_every_place_by_its_mean() -> None:
+    rows = [
+        replace(row, marks={"depth": depth})
+        for depth, share in ((0.0, 0.0), (1.0, 1.0))
+        for row in [runs.row("rope", 0, "exact", share, 64)]
+    ]
+    root = ElementTree.fromstring(figures.heat_maps(only(rows, baseline=None)))
+    cells = [each for each in root.iter("{http://www.w3.org/2000/svg}rect") if len(each)]
+    assert [(each.attrib["fill"], each[0].text) for each in cells] == [
+        ("#00224e", "length 64, depth 0: 0.00"),
+        ("#fee838", "length 64, depth 1: 1.00"),
+    ]
+    assert figures.shade(("#000000", "#ff0000", "#ffffff"), 0.75) == "#ff8080"
+    assert figures.heat_maps(only(perplexities({"rope": [20.0]}), baseline=None)) == ""
 
 
 def test_a_curve_breaks_where_it_diverged_and_its_band_spans_the_seeds() -> None:
@@ -363,6 +380,7 @@ def test_everything_is_written_and_nothing_half(written: Path) -> None:
     kinds.add("passkey-digits-5-accuracy-exam")
     expected = {f"tables/{name}.{ending}" for name in (*kinds, "cost") for ending in ("csv", "md", "tex")}
     expected |= {f"figures/{name}.svg" for name in kinds} | {"report.html", "plan.json", "rows.jsonl"}
+    expected |= {f"figures/{name}-by-place.svg" for name in kinds if not name.startswith("text")}
     assert names == expected
 
 

@@ -164,6 +164,8 @@ def drawings(claim: Claim, folder: Path) -> dict[str, str]:
         if isinstance(held, Results) and not any(isinstance(other, Probe) for other, _ in claim.needs):
             for comparison in compared(held, encodings):
                 found[f"figures/{anchor(claim)}-{study.name}.svg"] = figures.curves(comparison)
+                if drawn := figures.heat_maps(comparison):
+                    found[f"figures/{anchor(claim)}-{study.name}-by-place.svg"] = drawn
     return found
 
 

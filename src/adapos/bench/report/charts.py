@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +12,13 @@ import numpy as np
 
 from adapos.bench.report import words
 from adapos.bench.report.curves import axis, points, runs
+from adapos.bench.report.grids import Grid
 from adapos.bench.report.results import Comparison, Results
 from adapos.bench.rows import Row
 from adapos.html import plain
 from adapos.numbers import number
 from adapos.plots import AXIS, GREY, LAYOUT, Axis, Look, looks
 
-# of the cividis scale, which reads alike to every kind of colour vision
-SHADES = ("#00224e", "#35456c", "#666970", "#948e77", "#c8b866", "#fee838")
 COSTS = {"tokens_per_second": ("tokens a second in training", 1.0), "peak_bytes": ("peak memory, MiB", 2.0**20)}
 
 WRITTEN = 10  # columns of a grid that have room for their numbers
@@ -217,77 +216,26 @@ def by_length(
     return Chart(title, {"choices": choices}, {"length": options})
 
 
-def grids(comparison: Comparison) -> dict[str, Chart]:
-    """For each encoding, the mean at each place of the task's grid; empty where it has none."""
-    marked = [row for row in comparison.rows if row.marks and math.isfinite(row.value)]
-    if not marked:
-        return {}
-    first, *more = marked[0].marks
-    x, y = (first, more[0]) if more else ("length", first)
-
-    def of(row: Row, name: str) -> float:
-        return row.length if name == "length" else row.marks[name]
-
-    across, up = (Stretches({of(row, name) for row in marked}, comparison.lengths) for name in (x, y))
-    cells: dict[str, dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in marked:
-        cells[row.encoding][up.at(of(row, y)), across.at(of(row, x))].append(row.value)
-    ends = (0.0, 1.0) if not comparison.measure.lower else extent(row.value for row in marked)
-    found = {}
-    for encoding in comparison.encodings:
-        if encoding in cells:
-            z: list[list[float | None]] = [[None] * len(across.labels) for _ in up.labels]
-            for (i, j), values in cells[encoding].items():
-                z[i][j] = float(np.mean(values))
-            found[encoding] = Chart(encoding, heat(z, across.labels, up.labels, (x, y), ends, comparison), {})
-    return found
-
-
-class Stretches:
-    """The places of one axis of a grid: its values, or, where those are many, the stretches between lengths."""
-
-    def __init__(self, values: set[float], lengths: list[int]) -> None:
-        self.ends = sorted(values)
-        self.labels = [f"{value:,g}" for value in self.ends]
-        if len(self.ends) > max(len(lengths), 12) and self.ends[-1] <= lengths[-1]:
-            starts = [1, *(length + 1 for length in lengths[:-1])]
-            self.ends = list(map(float, lengths))
-            self.labels = [f"{a:,}\N{EN DASH}{b:,}" for a, b in zip(starts, lengths, strict=True)]
-
-    def at(self, value: float) -> int:
-        return int(np.searchsorted(self.ends, value))
-
-
-def extent(values: Iterable[float]) -> tuple[float, float]:
-    found = list(values)
-    return min(found), max(found)
-
-
-def heat(
-    z: list[list[float | None]],
-    across: list[str],
-    up: list[str],
-    names: tuple[str, str],
-    ends: tuple[float, float],
-    comparison: Comparison,
-) -> dict[str, Any]:
-    shades = SHADES if not comparison.measure.lower else SHADES[::-1]
+def heat(grid: Grid) -> Chart:
     common = AXIS | {"type": "category", "showgrid": False, "showline": False, "ticks": ""}
-    said = [["" if x is None else f"{x:.2f}" for x in line] for line in z]
-    return {
+    said = [["" if x is None else f"{x:.2f}" for x in line] for line in grid.cells]
+    shades, (x, y) = grid.shades, map(plain, grid.names)
+    figure = {
         "data": [
             {
-                **{"type": "heatmap", "x": across, "y": up, "z": z, "zmin": ends[0], "zmax": ends[1]},
+                **{"type": "heatmap", "x": grid.across, "y": grid.up, "z": grid.cells},
+                **{"zmin": grid.ends[0], "zmax": grid.ends[1]},
                 "colorscale": [[at / (len(shades) - 1), shade] for at, shade in enumerate(shades)],
                 **{"showscale": False, "xgap": 1, "ygap": 1, "hoverongaps": False, "text": said},
-                **({"texttemplate": "%{text}", "textfont": {"size": 10}} if len(across) <= WRITTEN else {}),
-                "hovertemplate": f"{plain(names[0])} %{{x}}, {plain(names[1])} %{{y}}: %{{text}}<extra></extra>",
+                **({"texttemplate": "%{text}", "textfont": {"size": 10}} if len(grid.across) <= WRITTEN else {}),
+                "hovertemplate": f"{x} %{{x}}, {y} %{{y}}: %{{text}}<extra></extra>",
             }
         ],
         "layout": LAYOUT
         | {
             "margin": {"l": 60, "r": 8, "t": 4, "b": 56},
-            "xaxis": common | {"title": {"text": plain(names[0]), "standoff": 6}},
-            "yaxis": common | {"title": {"text": plain(names[1]), "standoff": 6}},
+            "xaxis": common | {"title": {"text": x, "standoff": 6}},
+            "yaxis": common | {"title": {"text": y, "standoff": 6}},
         },
     }
+    return Chart(grid.encoding, figure, {})

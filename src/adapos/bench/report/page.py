@@ -8,7 +8,8 @@ from typing import Any
 
 from adapos import html
 from adapos.bench.report import charts, tables, words
-from adapos.bench.report.charts import SHADES, Chart
+from adapos.bench.report.charts import Chart
+from adapos.bench.report.grids import SHADES, grids
 from adapos.bench.report.results import BESIDE, Comparison, Results
 from adapos.numbers import listed
 from adapos.plots import looks
@@ -154,15 +155,14 @@ def sortable(heads: list[str], lines: list[str], label: str) -> str:
 
 
 def heat_maps(comparison: Comparison, figures: dict[str, Any]) -> str:
-    found = charts.grids(comparison)
+    found = list(grids(comparison))
     if not found:
         return ""
     shown = "".join(
-        drawn(f"{comparison.measure.name}-grid-{at}", chart, figures) for at, chart in enumerate(found.values())
+        drawn(f"{comparison.measure.name}-grid-{at}", charts.heat(grid), figures) for at, grid in enumerate(found)
     )
     if comparison.measure.lower:
-        scale = next(iter(found.values())).figure["data"][0]
-        ends, way = [words.value(comparison.measure, scale[end]) for end in ("zmin", "zmax")], "down"
+        ends, way = [words.value(comparison.measure, end) for end in found[0].ends], "down"
     else:
         ends, way = ["0", "1"], "up"
     name = words.named(comparison.measure)
