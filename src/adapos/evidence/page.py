@@ -27,11 +27,11 @@ and this page is made from the rows in [evidence](../evidence), by `python tools
 
 A claim is a set of pairs: this encoding must be better than that one. All encodings are trained on the same batches
 from the same weights, and a pair differs where a paired t-test over seeds, two-sided and corrected by Holm over the
-claim, has p < 0.05. A claim **holds** where every pair differs as it says; else it **does not hold here**, which may
-say something of the claim, or of models as small as these. What no encoding learns is **not testable at this scale**.
-The models are small, because two cores trained them: what holds here may fail at the papers' scale, and the other way
-round. `--scale paper` runs the papers' recipes on GPUs; nobody has done so yet. Data is enwik8, in bytes, unless a
-claim says another.
+claim, has p < 0.05. A claim **holds** where every pair differs as it says, and p is the greatest of them; else it
+**does not hold here**, which may say something of the claim, or of models as small as these, and p is the greatest
+among the pairs that fail. What no encoding learns is **not testable at this scale**. The models are small, because
+two cores trained them: what holds here may fail at the papers' scale, and the other way round. `--scale paper` runs
+the papers' recipes on GPUs; nobody has done so yet. Data is enwik8, in bytes, unless a claim says another.
 """
 
 
