@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-pretrained check sanitize format bench clean
+.PHONY: demo test test-pretrained check sanitize format bench docs clean
 
 # threads that wait must not hold a core that others need for long: on a busy machine that costs ten times the time
 demo test test-pretrained check sanitize: export GOMP_SPINCOUNT = 3000
@@ -43,6 +43,10 @@ bench: $(READY)
 	$(BIN)/adapos profile
 	$(BIN)/python benchmarks/training.py
 
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
+	@echo "site/index.html; search needs a server: python3 -m http.server --directory site"
+
 # the constraint keeps torch at the tested version; a bare install may fetch another, with gigabytes of libraries
 $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/adapos/kernels/cpu/*.cpp src/adapos/kernels/cpu/*.h)
 	$(PYTHON) -m venv .venv
@@ -50,5 +54,5 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/adapos/kernels/
 	touch $@
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -52,6 +52,13 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever terminal the tests are run from."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+
+@pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that even a short text has many, of sizes that do not divide its length."""
     from cases import tiles_of
