@@ -10,12 +10,13 @@ import pytest
 
 from adapos.bench.report.results import Results
 from adapos.bench.rows import Row
+from adapos.bench.tasks import TASKS
 from adapos.bench.train import Setup
 from adapos.evidence.catalogue import claims, find
 from adapos.evidence.finding import FAILS, HOLDS, UNTESTABLE, Finding
 from adapos.evidence.images import Digits
 from adapos.evidence.probe import Probe
-from adapos.evidence.studies import CHOMSKY, COST, DIGITS, GUESSED, PATTERNS, SCALES, SHIFTS, TEXT
+from adapos.evidence.studies import CHOMSKY, COST, DIGITS, GUESSED, LANGUAGES, PATTERNS, SCALES, SHIFTS, TEXT
 from adapos.evidence.study import Order, Training, Unfinished
 from adapos.profile import machine
 from adapos.profile import rows as profiled
@@ -44,6 +45,11 @@ def test_every_plan_is_made_of_what_there_is_under_its_own_name(name: str, scale
             assert study.seeds >= 3
         else:
             assert study in COST or name == "tape/finetune"
+
+
+def test_the_papers_have_all_fifteen_languages() -> None:
+    assert {f"chomsky/{name}" for name in LANGUAGES["paper"]} == {name for name in TASKS if name.startswith("chomsky/")}
+    assert set(LANGUAGES["paper"]) == set(GUESSED)
 
 
 def test_claims_are_the_same_at_both_scales() -> None:
@@ -156,7 +162,7 @@ def test_formal_languages_are_judged_by_the_mean_over_those_that_were_learned() 
     assert languages(lambda task, name: 0.5).verdict == FAILS
     found = languages(lambda task, name: 0.5, seen=0.21)
     assert found.verdict == UNTESTABLE
-    assert found.ours.count("is not learned") == len(GUESSED)
+    assert found.ours.count("is not learned") == len(LANGUAGES["small"])
 
 
 def timed(ratio: float) -> dict[str, Any]:

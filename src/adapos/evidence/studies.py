@@ -66,14 +66,17 @@ LONGER = {
     ),
 }
 
-# a task of each level of the hierarchy at least, with the share of answers that guessing gives
-GUESSED = {
-    "even_pairs": 1 / 2,
-    "cycle_navigation": 1 / 5,
-    "reverse_string": 1 / 2,
-    "bucket_sort": 1 / 5,
-    "odds_first": 1 / 2,
-    "missing_duplicate": 1 / 2,
+# the share of answers that guessing gives
+HALVES = (
+    *("even_pairs", "parity_check", "reverse_string", "stack_manipulation", "duplicate_string", "missing_duplicate"),
+    *("odds_first", "binary_addition", "binary_multiplication", "compute_sqrt"),
+)
+FIFTHS = ("cycle_navigation", "modular_arithmetic_simple", "modular_arithmetic", "solve_equation", "bucket_sort")
+GUESSED = {**dict.fromkeys(HALVES, 1 / 2), **dict.fromkeys(FIFTHS, 1 / 5)}
+# a task of each level of the hierarchy at least, and in the papers all
+LANGUAGES = {
+    SMALL: ("even_pairs", "reverse_string", "bucket_sort", "missing_duplicate"),
+    PAPER: (*HALVES, *FIFTHS),
 }
 OF_CHOMSKY = {
     SMALL: {
@@ -81,7 +84,7 @@ OF_CHOMSKY = {
         "layers": 3,
         "width": 64,
         "heads": 4,
-        "steps": 1200,
+        "steps": 1500,
         "batch": 64,
         "rate": 2e-3,
         "examples": 128,
@@ -99,8 +102,8 @@ OF_CHOMSKY = {
 }
 CHOMSKY = {
     scale: {
-        task: (Training(f"chomsky-{task}", {**settings, "task": f"chomsky/{task}", "train_length": 40}), guessed)
-        for task, guessed in GUESSED.items()
+        task: (Training(f"chomsky-{task}", {**settings, "task": f"chomsky/{task}", "train_length": 40}), GUESSED[task])
+        for task in LANGUAGES[scale]
     }
     for scale, settings in OF_CHOMSKY.items()
 }
