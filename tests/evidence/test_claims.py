@@ -131,11 +131,11 @@ def test_sums_are_weighed_by_how_many_pairs_of_digits_there_are() -> None:
 
 @pytest.mark.parametrize(("seen", "verdict"), [(0.1, UNTESTABLE), (0.9, HOLDS)])
 def test_what_nobody_learns_says_nothing(seen: float, verdict: str) -> None:
-    claim = CLAIMS["tape/state"]
+    claim = CLAIMS["tape/passkey"]
     ((study, encodings),) = claim.needs
     assert isinstance(study, Training)
     rows = [
-        Row(f"{name}-{seed}", name, seed, "s5", 1, "exam", 16, length, "accuracy", value * factor, 1000)
+        Row(f"{name}-{seed}", name, seed, "passkey", 1, "exam", 128, length, "exact", value * factor, 1000)
         for name, factor in zip(encodings, (1.0 if name == "tape" else 0.2 for name in encodings), strict=True)
         for seed, value in enumerate((seen, seen - 0.01, seen + 0.01))
         for length in study.lengths
