@@ -13,10 +13,12 @@ from adapos.evidence.claim import Claim
 from adapos.evidence.cost import Timing
 from adapos.evidence.finding import Contrast, Finding
 from adapos.evidence.images import Digits
-from adapos.evidence.probe import Probe
+from adapos.evidence.probe import NAMES, Probe
 from adapos.evidence.study import Study, Unfinished
 from adapos.numbers import large, number
+from adapos.plots import Axis, looks
 from adapos.profile.rows import Results as Profile
+from adapos.svg import Plot
 
 PAPERS = "https://arxiv.org/abs"
 METRICS = ("bits_per_byte", "accuracy", "exact")
@@ -143,7 +145,7 @@ def measured(rows: Sequence[Row], study: Probe) -> str:
     lines = []
     for metric in dict.fromkeys(row.metric for row in rows):
         for encoding in dict.fromkeys(row.encoding for row in rows if row.metric == metric):
-            line = [metric.replace("_", " "), tables.escape_markdown(encoding)]
+            line = [NAMES[metric], tables.escape_markdown(encoding)]
             for layer in layers:
                 here = [
                     row.value
@@ -157,16 +159,36 @@ def measured(rows: Sequence[Row], study: Probe) -> str:
 
 
 def drawings(claim: Claim, folder: Path) -> dict[str, str]:
-    """The figures of a claim by their names, one for each study that has curves."""
+    """The figures of a claim by their names."""
     found = {}
+    probed = any(isinstance(study, Probe) for study, _ in claim.needs)
     for study, encodings in claim.needs:
-        held = study.read(folder)
-        if isinstance(held, Results) and not any(isinstance(other, Probe) for other, _ in claim.needs):
+        held, name = study.read(folder), f"figures/{anchor(claim)}-{study.name}"
+        if isinstance(study, Probe):
+            for metric in dict.fromkeys(row.metric for row in held):
+                drawn = dots([row for row in held if row.metric == metric], NAMES[metric])
+                found[f"{name}-{metric.replace('_', '-')}.svg"] = drawn
+        elif isinstance(held, Results) and not probed:
             for comparison in compared(held, encodings):
-                found[f"figures/{anchor(claim)}-{study.name}.svg"] = figures.curves(comparison)
+                found[f"{name}.svg"] = figures.curves(comparison)
                 if drawn := figures.heat_maps(comparison):
-                    found[f"figures/{anchor(claim)}-{study.name}-by-place.svg"] = drawn
+                    found[f"{name}-by-place.svg"] = drawn
     return found
+
+
+def dots(rows: Sequence[Row], title: str) -> str:
+    """A mark for each number, layer by layer, those of each encoding on a line of their own."""
+    look = looks(list(dict.fromkeys(row.encoding for row in rows)))
+    layers = int(max(row.marks["layer"] for row in rows)) + 1
+    across = Axis.linear([row.value for row in rows], zero=True)
+    up = Axis(layers - 0.4, -0.6, tuple(range(layers)))  # the first layer on top
+    plot = Plot(title, across, up, (title, "layer"))
+    for at, (encoding, each) in enumerate(look.items()):
+        shift = 0.5 * ((at + 0.5) / len(look) - 0.5)
+        for row in rows:
+            if row.encoding == encoding:
+                plot.mark(row.value, row.marks["layer"] + shift, each, 1.8)
+    return plot.svg(look)
 
 
 def sized(study: Study, folder: Path) -> str:

@@ -20,6 +20,15 @@ from adapos.bench.tasks.text import Text
 from adapos.evidence.study import Order, Study, Training, Unfinished
 from adapos.model import Decoder
 
+# what metrics are called, with their units
+NAMES = {
+    "mean_distance": "mean attended distance, tokens",
+    "slope": "slope of f by log distance, nats",
+    "attention_shifted": "share of attention that later ids move",
+    "attention_prepended": "share of attention that tokens before move",
+    "products_shifted": "change of mean cosines by later ids",
+    "products_prepended": "change of mean cosines by tokens before",
+}
 # the metric, its marks, and its value
 Measured = Iterator[tuple[str, dict[str, float], float]]
 
