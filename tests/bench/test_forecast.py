@@ -38,4 +38,6 @@ def test_a_model_that_takes_more_is_tried_on_less(monkeypatch: pytest.MonkeyPatc
     pace = forecast.Pace(model, "cpu")
     assert pace.afforded == 40
     assert pace.seconds(4096) > pace.seconds(2048) > 0
-    assert sorted(pace.known) == [20, 40]  # timed once, for both
+    assert sorted(pace.known) == [16, 32]  # timed once, for both
+    pace.seconds(1)
+    assert sorted(pace.known) == [1, 2, 16, 32]

@@ -104,8 +104,9 @@ class Pace:
 
     def seconds(self, length: int) -> float:
         """Of one text: a part that grows with its length, and one with the square, from two timings."""
-        most = min(FAR, self.afforded)
-        short, far = max(1, min(length, most) // 2), max(2, min(length, most))
+        # of powers of two, so that many lengths share them
+        far = max(2, 1 << min(length, FAR, self.afforded).bit_length() - 1)
+        short = far // 2
         slope = max(0.0, (self.per_token(far) - self.per_token(short)) / (far - short))
         return (self.per_token(far) + slope * max(0, length - far)) * length
 
