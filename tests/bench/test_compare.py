@@ -340,7 +340,7 @@ def test_a_comparison_stopped_by_sigterm_saves_and_goes_on(tmp_path: Path) -> No
         (["--encodings", "roep"], "no encoding is called 'roep'; did you mean 'rope'? `adapos encodings` lists all"),
         (["--task", "txt"], "no task is called 'txt'; did you mean 'text'? `adapos tasks` lists all"),
         (["--lengths", "8..4"], "lengths: '8..4' must rise; write 4..8"),
-        (["--size", "2m"], "plan: size must be one of '1m', '3m', '10m', '125m', '350m', not '2m'"),
+        (["--size", "2m"], "plan: size must be one of '300k', '1m', '3m', '10m', '125m', '350m', not '2m'"),
         (["--task", "text", "--data", "/no/where"], "/no/where"),
         (["--task", "copy", "--data", "x"], "copy has no parameter 'data'; leave it out"),
         (["--seeds", "0"], "plan: seeds must name at least one"),
