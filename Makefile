@@ -44,7 +44,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/training.py
 
 docs: $(READY)
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html; search needs a server: python3 -m http.server --directory site"
 
 # the constraint keeps torch at the tested version; a bare install may fetch another, with gigabytes of libraries
