@@ -130,7 +130,7 @@ PASSKEY = {
             "train_length": 128,
             "lengths": "128..2048",
             "size": "300k",
-            "steps": 500,
+            "steps": 1000,
             "batch": 64,
             "rate": 1e-3,
             "examples": 10,
