@@ -44,12 +44,9 @@ def short(row: Row) -> dict[str, Any]:
 
 def written(held: Path = HELD) -> dict[Path, str]:
     """The page and its figures, by their places."""
-    found = page.finished(reproduce.findings(list(claims(SCALE).values()), held / SCALE))
-    made = {PAGE: page.page(found, held / SCALE, SCALE, f"../evidence/{SCALE}")}
-    for claim in found:
-        for name, text in page.drawings(claim, held / SCALE).items():
-            made[held / SCALE / name] = text
-    return made
+    known = list(claims(SCALE).values())
+    text, pictures = page.written(known, reproduce.read(known, held / SCALE), SCALE, f"../evidence/{SCALE}")
+    return {PAGE: text, **{held / SCALE / name: drawn for name, drawn in pictures.items()}}
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +51,15 @@ BITS = {"kerple + dape": 2.0, "kerple + dape(form='concat')": 2.5, "kerple + dap
 
 def test_what_was_run_is_on_the_page_and_nothing_else(tmp_path: Path) -> None:
     text(tmp_path / "small" / "text", BITS)
-    found = page.finished(reproduce.findings(list(claims("small").values()), tmp_path / "small"))
-    assert [claim.name for claim in found] == ["dape/variants"]
-    said = page.page(found, tmp_path / "small", "small", "../evidence/small")
+    known = list(claims("small").values())
+    said, drawn = page.written(known, reproduce.read(known, tmp_path / "small"), "small", "../evidence/small")
+    assert re.findall(r"^## (.*)$", said, flags=re.MULTILINE) == ["dape/variants"]
     assert said.count("\n## ") == 1
     assert "kerple + dape 2.002, kerple + dape(form='add') 2.252" in said
     assert "| 333 k parameters, 800 steps of 16 texts | 3 | < 0.001 | **holds** |" in said
     assert "`adapos reproduce dape/variants --scale small`" in said
     assert "+0.25" in said
-    (drawn,) = [page.drawings(claim, tmp_path / "small") for claim in found]
+    assert drawn
     assert all(f"../evidence/small/{name}" in said and image.startswith("<svg") for name, image in drawn.items())
 
 

@@ -47,11 +47,13 @@ def test_a_study_is_run_once_and_judged_by_all_claims_that_need_it(tmp_path: Pat
             partial(near_and_far, probe, text, "kerple", "kerple + dape"),
         ),
     ]
-    assert all(isinstance(found, Unfinished) for _, found in reproduce.findings(claims, tmp_path))
+    assert all(
+        isinstance(found, Unfinished) for _, found in reproduce.findings(claims, reproduce.read(claims, tmp_path))
+    )
     for _ in range(2):
         for study, encodings in reproduce.needed(claims).items():
             study.run(ordered(tmp_path, said), encodings)
-    found = dict(reproduce.findings(claims, tmp_path))
+    found = dict(reproduce.findings(claims, reproduce.read(claims, tmp_path)))
     assert all(isinstance(each, Finding) for each in found.values())
     assert sum("done" in text for text in said) == 6  # trained once
     assert sum("patterns" in text for text in said) == 6  # measured once

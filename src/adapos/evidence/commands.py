@@ -58,7 +58,7 @@ def reproduce_(
             study.run(order, encodings)
     if dry_run:
         return
-    for each, found in reproduce.findings(asked, order.folder):
+    for each, found in reproduce.findings(asked, reproduce.read(asked, order.folder)):
         Console().print(Text.assemble((each.name, "bold"), ": ", verdict(found)))
         print(f"  paper  {each.paper}\n  ours   {found.ours if isinstance(found, Finding) else found}")
 
@@ -73,6 +73,7 @@ def verdict(found: Finding | Unfinished) -> Text:
 
 def overview(scale: str, folder: Path) -> object:
     grid = ruled("claim", "asks", "the paper", "here")
-    for claim, found in reproduce.findings(list(claims(scale).values()), folder):
+    known = list(claims(scale).values())
+    for claim, found in reproduce.findings(known, reproduce.read(known, folder)):
         grid.add_row(Text(claim.name, style="bold"), Text(claim.asks), Text(claim.paper), verdict(found))
     return grid

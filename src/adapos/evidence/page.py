@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 from adapos.bench.report import figures, tables, words
 from adapos.bench.report.results import Comparison, Results
 from adapos.bench.rows import Row
-from adapos.evidence.claim import Claim
+from adapos.evidence.claim import Claim, Found
 from adapos.evidence.cost import Timing
 from adapos.evidence.finding import Contrast, Finding
 from adapos.evidence.images import Digits
 from adapos.evidence.probe import NAMES, Probe
-from adapos.evidence.study import Study, Unfinished
+from adapos.evidence.reproduce import findings
+from adapos.evidence.study import Study, Training
 from adapos.numbers import large, number
 from adapos.plots import Axis, looks
 from adapos.profile.rows import Results as Profile
@@ -37,22 +38,28 @@ the papers' recipes on GPUs; nobody has done so yet. Data is enwik8, in bytes, u
 """
 
 
-def page(found: Mapping[Claim, Finding], folder: Path, scale: str, where: str) -> str:
-    """`where` is the folder's own place, as the page links to it."""
-    lines = [INTRODUCTION, table(found, folder, scale)]
+def written(claims: Sequence[Claim], held: Found, scale: str, where: str) -> tuple[str, dict[str, str]]:
+    """The page of the claims that can be judged by what was read, and its figures by their names in the folder `where`,
+    which the page links to."""
+    found = {claim: each for claim, each in findings(claims, held) if isinstance(each, Finding)}
+    lines, pictures = [INTRODUCTION, table(found, held, scale)], {}
     for claim, each in found.items():
-        lines += section(claim, each, folder, scale, where)
-    return "\n".join(lines).rstrip() + "\n"
+        drawn = drawings(claim, held)
+        lines += section(claim, each, held, scale, [f"{where}/{name}" for name in drawn])
+        pictures.update(drawn)
+    return "\n".join(lines).rstrip() + "\n", pictures
 
 
-def table(found: Mapping[Claim, Finding], folder: Path, scale: str) -> str:
+def table(found: Mapping[Claim, Finding], held: Found, scale: str) -> str:
     heads = ["claim", "the paper", "here", "scale", "seeds", "p", "verdict", "command"]
     lines = [
         [
             f"[{claim.name}](#{anchor(claim)})",
             tables.escape_markdown(claim.paper),
             tables.escape_markdown(each.ours),
-            tables.escape_markdown("; ".join(dict.fromkeys(sized(study, folder) for study, _ in claim.needs))),
+            tables.escape_markdown(
+                "; ".join(dict.fromkeys(sized(study, held[study.name]) for study, _ in claim.needs))
+            ),
             words.NOTHING if each.seeds is None else str(each.seeds),
             words.NOTHING if each.chance is None else chance(each.chance),
             f"**{each.verdict}**",
@@ -60,19 +67,19 @@ def table(found: Mapping[Claim, Finding], folder: Path, scale: str) -> str:
         ]
         for claim, each in found.items()
     ]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *lines))
+    return tables.lined(heads, ["---"] * len(heads), lines)
 
 
-def section(claim: Claim, found: Finding, folder: Path, scale: str, where: str) -> Iterator[str]:
+def section(claim: Claim, found: Finding, held: Found, scale: str, pictures: Sequence[str]) -> Iterator[str]:
     source = f" ([arXiv {claim.source}]({PAPERS}/{claim.source}))" if claim.source else ""
     yield f"## {claim.name}\n"
     yield f"{tables.escape_markdown(claim.asks)}{source} **{found.verdict.capitalize()}.**\n"
     if found.contrasts:
         yield contrasts(found.contrasts)
     for study, encodings in claim.needs:
-        yield from shown(study, encodings, folder)
-    for name in drawings(claim, folder):
-        yield f"![{claim.name}]({where}/{name})\n"
+        yield from shown(study, held[study.name], encodings)
+    for place in pictures:
+        yield f"![{claim.name}]({place})\n"
     yield f"    {command(claim, scale)}\n"
 
 
@@ -89,13 +96,11 @@ def contrasts(found: Sequence[Contrast]) -> str:
         ]
         for each in found
     ]
-    rule = ["---", "---", "---:", "---:", "---:", "---"]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (heads, rule, *lines))
+    return tables.lined(heads, ["---", "---", "---:", "---:", "---:", "---"], lines)
 
 
-def shown(study: Study, encodings: Sequence[str], folder: Path) -> Iterator[str]:
+def shown(study: Study, held: Any, encodings: Sequence[str]) -> Iterator[str]:
     """The numbers that a claim reads from a study."""
-    held = study.read(folder)
     if isinstance(held, Results):
         for comparison in compared(held, encodings):
             heads, lines = tables.quality(comparison, tables.MARKDOWN)
@@ -158,12 +163,12 @@ def measured(rows: Sequence[Row], study: Probe) -> str:
     return tables.markdown(heads, lines, f"Texts of {study.length} tokens: the mean, and the least and the greatest.")
 
 
-def drawings(claim: Claim, folder: Path) -> dict[str, str]:
+def drawings(claim: Claim, read: Found) -> dict[str, str]:
     """The figures of a claim by their names."""
     found = {}
     probed = any(isinstance(study, Probe) for study, _ in claim.needs)
     for study, encodings in claim.needs:
-        held, name = study.read(folder), f"figures/{anchor(claim)}-{study.name}"
+        held, name = read[study.name], f"figures/{anchor(claim)}-{study.name}"
         if isinstance(study, Probe):
             for metric in dict.fromkeys(row.metric for row in held):
                 drawn = dots([row for row in held if row.metric == metric], NAMES[metric])
@@ -191,17 +196,15 @@ def dots(rows: Sequence[Row], title: str) -> str:
     return plot.svg(look)
 
 
-def sized(study: Study, folder: Path) -> str:
+def sized(study: Study, held: Any) -> str:
     """How large the models were, and how much they were trained."""
-    if isinstance(study, Probe):
-        study = study.of
     if isinstance(study, Timing):
         return f"{study.heads} heads of {study.head_width}"
-    held = study.read(folder)
-    row = next(row for row in held.rows if row.parameters)
-    unit = "images" if isinstance(study, Digits) else "texts"
-    batch = study.batch if isinstance(study, Digits) else held.plan["batch"]
-    return f"{large(row.parameters)} parameters, {row.steps:,} steps of {batch} {unit}"
+    row = next(row for row in (held.rows if isinstance(held, Results) else held) if row.parameters)
+    trained = study.of if isinstance(study, Probe) else study
+    assert isinstance(trained, Training | Digits)
+    unit = "images" if isinstance(trained, Digits) else "texts"
+    return f"{large(row.parameters)} parameters, {row.steps:,} steps of {trained.batch} {unit}"
 
 
 def chance(p: float) -> str:
@@ -215,7 +218,3 @@ def command(claim: Claim, scale: str) -> str:
 def anchor(claim: Claim) -> str:
     """As GitHub and MkDocs make it of a heading."""
     return claim.name.replace("/", "")
-
-
-def finished(found: Iterator[tuple[Claim, Finding | Unfinished]]) -> dict[Claim, Finding]:
-    return {claim: each for claim, each in found if isinstance(each, Finding)}

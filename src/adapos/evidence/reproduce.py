@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from adapos.evidence.claim import Claim
+from adapos.evidence.claim import Claim, Found
 from adapos.evidence.finding import Finding
 from adapos.evidence.study import Study, Unfinished
 
@@ -19,14 +20,19 @@ def needed(claims: Sequence[Claim]) -> dict[Study, tuple[str, ...]]:
     return {study: tuple(encodings) for study, encodings in found.values()}
 
 
-def findings(claims: Sequence[Claim], folder: Path) -> Iterator[tuple[Claim, Finding | Unfinished]]:
-    """Each claim judged by what the folder holds."""
-    held = {}
+def read(claims: Sequence[Claim], folder: Path) -> dict[str, Any]:
+    """What a folder holds of what these claims need, by the names of studies, each read once."""
+    held: dict[str, Any] = {}
     for study in needed(claims):
         try:
             held[study.name] = study.read(folder)
         except Unfinished as problem:
             held[study.name] = problem
+    return held
+
+
+def findings(claims: Sequence[Claim], held: Found) -> Iterator[tuple[Claim, Finding | Unfinished]]:
+    """Each claim judged by what was read."""
     for claim in claims:
         missing = [held[study.name] for study, _ in claim.needs if isinstance(held[study.name], Unfinished)]
         try:

@@ -65,6 +65,10 @@ class Training(Study):
         return int(self.settings["train_length"])
 
     @property
+    def batch(self) -> int:
+        return int(self.settings["batch"])
+
+    @property
     def lengths(self) -> tuple[int, ...]:
         return lengths(self.settings["lengths"])
 

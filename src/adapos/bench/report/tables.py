@@ -152,9 +152,13 @@ LATEX = Style(escape_latex, r"\textbf{{{}}}", {"better": r"$^{+}$", "worse": r"$
 
 
 def markdown(heads: list[str], lines: list[list[str]], caption: str) -> str:
-    rule = ["---", *["---:"] * (len(heads) - 1)]
-    table = "".join(f"| {' | '.join(line)} |\n" for line in (heads, rule, *lines))
+    table = lined(heads, ["---", *["---:"] * (len(heads) - 1)], lines)
     return f"{table}\n{escape_markdown(caption)}\n"
+
+
+def lined(heads: list[str], rule: list[str], lines: list[list[str]]) -> str:
+    """A table in Markdown, alone."""
+    return "".join(f"| {' | '.join(line)} |\n" for line in (heads, rule, *lines))
 
 
 def latex(heads: list[str], lines: list[list[str]], caption: str) -> str:
