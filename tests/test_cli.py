@@ -259,12 +259,12 @@ def test_kernels_lists_the_best_first() -> None:
 
 def test_kernels_says_what_it_was_asked() -> None:
     settings = (
-        "--length 300 --batch 2 --heads 8 --kv-heads 2 --head-width 32 --dtype bfloat16 --inference --bidirectional"
+        "--length 600 --batch 2 --heads 8 --kv-heads 2 --head-width 32 --dtype bfloat16 --inference --bidirectional"
     )
     result = run("kernels", "fire", *settings.split())
     said = " ".join(result.stdout.split())
     assert (
-        "fire: inference, bidirectional, batch 2, length 300, 8 heads of 32 over 2 key/value heads, bfloat16 on cpu"
+        "fire: inference, bidirectional, batch 2, length 600, 8 heads of 32 over 2 key/value heads, bfloat16 on cpu"
         in said
     )
     assert "between the scores and the softmax: Fire" in said

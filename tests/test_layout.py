@@ -56,6 +56,7 @@ def test_what_is_measured_covers_every_pair_that_is_seen(name: str, length: int)
     if seen.any():
         assert int(distance[seen].max()) < layout.span
         assert int((-distance[seen]).max()) <= layout.ahead
+    assert layout.last == int(layout.q_pos.max())
     known = layout.distances()
     assert torch.equal(known, torch.arange(-layout.ahead, layout.span))
     assert set(distance[seen].tolist()) <= set(known.tolist())
@@ -153,7 +154,8 @@ def test_a_layout_moves_as_a_whole() -> None:
     layout = LAYOUTS["documents"](3, 11)
     moved = layout.to("meta")
     assert {x.device.type for x in (moved.q_pos, moved.k_pos, moved.q_doc, moved.k_doc)} == {"meta"}
-    assert (moved.span, moved.ahead, moved.consecutive) == (layout.span, layout.ahead, layout.consecutive)
+    for name in ("span", "ahead", "last", "consecutive"):
+        assert getattr(moved, name) == getattr(layout, name)
 
 
 def test_a_layout_cannot_be_changed() -> None:

@@ -20,8 +20,8 @@ class Layout:
     ids, which may jump, repeat or restart. Padding and packing are one thing: a document per token, -1 for
     padding; a query sees the keys of its own document. Without documents every token belongs to one.
 
-    `span`, `ahead` and `consecutive` are measured from the ids, once, so that no device is asked inside a layer;
-    `dense` knows them.
+    `span`, `ahead`, `last` and `consecutive` are measured from the ids, once, so that no device is asked inside a
+    layer; `dense` knows them.
     """
 
     q_pos: Tensor  # (B, T)
@@ -33,8 +33,9 @@ class Layout:
     causal: bool = True
     window: int | None = None  # a query sees keys at an index distance below this
     ahead: int = 0  # max(k_pos - q_pos) over visible pairs, or 0
+    last: int = 0  # max(q_pos)
     consecutive: bool = False  # q_pos - k_pos is the difference of indices for every visible pair
-    known: InitVar[bool] = False  # span, ahead and consecutive are given and right
+    known: InitVar[bool] = False  # span, ahead, last and consecutive are given and right
 
     def __post_init__(self, known: bool) -> None:
         self._validate()
@@ -80,6 +81,7 @@ class Layout:
             causal=causal,
             window=window,
             ahead=ahead,
+            last=cached + length - 1,
             consecutive=True,
             known=True,
         )
@@ -212,6 +214,7 @@ class Layout:
         object.__setattr__(self, "consecutive", consecutive)
         object.__setattr__(self, "span", span)
         object.__setattr__(self, "ahead", ahead)
+        object.__setattr__(self, "last", int(self.q_pos.max()))
 
     def _queries_are_keys(self) -> bool:
         here = slice(self.start, self.start + self.queries)

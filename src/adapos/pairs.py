@@ -142,15 +142,24 @@ class Fire(Bias):
         return {"c": (), "threshold": (), "w1": (None,), "b1": (width,), "w2": (heads, width), "b2": (heads,)}
 
     def rows(self, layout: Layout, rows: slice = ALL) -> Tensor:
-        c, threshold, w1, b1, w2, b2 = (wide(x) for x in self.tensors())
+        distance = once(layout.distance(rows))  # (B or 1, 1, t, S)
+        own = layout.q_pos[: distance.shape[0], None, rows, None].to(wide(self.c).dtype)
+        return self.network(distance, torch.maximum(own, wide(self.threshold)))
+
+    def table(self, layout: Layout) -> DistanceTable:
+        """The same for queries whose ids are below the threshold, of which distance alone is left."""
+        found = self.network(layout.distances()[None, None, None], wide(self.threshold))
+        return DistanceTable(found[0, :, 0], zero=layout.ahead)
+
+    def network(self, distance: Tensor, against: Tensor) -> Tensor:
+        """(B, 1, t, S) -> (B, H, t, S)"""
+        c, w1, b1, w2, b2 = (wide(x) for x in (self.c, self.w1, self.b1, self.w2, self.b2))
 
         def psi(x: Tensor) -> Tensor:
             return torch.log((c * x).abs() + 1)
 
-        distance = once(layout.distance(rows)).to(c.dtype)  # (B or 1, 1, t, S)
-        own = layout.q_pos[: distance.shape[0], None, rows, None].to(c.dtype)
-        ratio = (psi(distance) / (psi(torch.maximum(own, threshold)) + EPSILON)).to(w1.dtype)
-        hidden = F.leaky_relu(ratio * w1[:, None, None] + b1[:, None, None], self.slope)  # (B or 1, W, t, S)
+        ratio = (psi(distance.to(c.dtype)) / (psi(against) + EPSILON)).to(w1.dtype)
+        hidden = F.leaky_relu(ratio * w1[:, None, None] + b1[:, None, None], self.slope)  # (B, W, t, S)
         return torch.einsum("hw,bwts->bhts", w2, hidden) + b2[:, None, None]
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from adapos import Keys, Layout, Shape, build
 from adapos.encodings.distance import slopes
+from adapos.pairs import DistanceTable, Fire
 from cases import LAYOUTS, SHAPE, Draw, apart, encoding
 
 HEADS = SHAPE.heads
@@ -204,6 +205,30 @@ def test_fire_is_its_network_of_a_ratio(layout: str, threshold: float) -> None:
         return sum(w * x for w, x in zip(w2[h], hidden, strict=True)) + b2[h]
 
     every_pair(where, bias(fire, where, layer=1), want)
+
+
+@pytest.mark.parametrize("layout", SOME)
+def test_fire_is_a_table_while_all_ids_lie_below_its_threshold(layout: str) -> None:
+    where, fire = LAYOUTS[layout](2, 9), encoding("fire(width=5)")
+    highest = max(where.last, where.span, where.ahead)
+    q, keys = Draw(3)(2, HEADS, where.queries, 6), Keys(*Draw(3)(2, 2, SHAPE.kv_heads, 9, 6))
+    for threshold, kind in ((highest, Fire), (highest + 0.5, DistanceTable)):
+        fire.multiplier.data.fill_(-threshold / fire.start)
+        assert isinstance(fire.pairs(1, q, keys, where).bias[0], kind)
+
+
+@pytest.mark.parametrize("layout", SOME)
+def test_fire_as_a_table_has_the_same_gradients(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, fire = LAYOUTS[layout](2, 9), encoding("fire(width=5)")
+
+    def gradients() -> list[Tensor]:
+        total = bias(fire, where, layer=1).expand(2, -1, -1, -1)
+        return list(torch.autograd.grad((total * Draw(4)(*total.shape) * where.visible()).sum(), fire.parameters()))
+
+    as_table = gradients()
+    monkeypatch.setattr(type(fire), "_within", lambda *_: False)
+    torch.testing.assert_close(as_table, gradients(), rtol=1e-10, atol=1e-12)
+    assert all((g[1] != 0).any() for g in as_table)
 
 
 def test_fire_learns_everything_it_has() -> None:

@@ -8,12 +8,19 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from adapos import Keys, Layout, Pairs, Shape, attend, build
+from adapos.encodings.distance import FirePositions
 from adapos.kernels import Call
 from adapos.layout import ALL
 from adapos.pairs import Bias, Mix
 from adapos.profile import cost
 
 H, G, D, C = 4, 2, 6, 24
+
+
+@pytest.fixture(autouse=True)
+def fire_past_its_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it, it is a table."""
+    monkeypatch.setattr(FirePositions, "start", 1.0)
 
 
 def a_call(spec: str, *, batch: int = 1, queries: int, cached: int = 0, values: int = D) -> Call:

@@ -127,7 +127,17 @@ class FirePositions(PositionalEncoding):
     def pairs(self, layer: int, q: Tensor, keys: Keys, layout: Layout) -> Pairs:
         threshold = (self.multiplier[layer] * self.start).abs()
         tensors = (self.w1[layer], self.b1[layer], self.w2[layer], self.b2[layer])
-        return Pairs((Fire(self.c[layer], threshold, *tensors, slope=self.slope),))
+        fire = Fire(self.c[layer], threshold, *tensors, slope=self.slope)
+        return Pairs((fire.table(layout) if self._within(layer, layout) else fire,))
+
+    def _within(self, layer: int, layout: Layout) -> bool:
+        """Whether all ids are known to lie below L: the bias is a table over distance then, and kernels are faster."""
+        multiplier = self.multiplier
+        if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(multiplier):
+            return False  # these cannot ask for a number
+        if multiplier.device.type != "cpu":
+            return False  # it would be waited for
+        return max(layout.last, layout.span, layout.ahead) < abs(multiplier.tolist()[layer] * self.start)
 
 
 def slopes(heads: int) -> list[float]:
