@@ -1,4 +1,4 @@
-"""Write `evidence/` and `docs/evidence.md` from what `adapos reproduce` has run.
+"""Write `evidence/`, `docs/evidence.md` and the table of `docs/choose.md` from what `adapos reproduce` has run.
 
 python tools/evidence.py [runs/reproduce]    takes rows and plans over, not weights, and makes figures and the page
 """
@@ -15,11 +15,11 @@ from typing import Any
 from adapos import files
 from adapos.bench import rows
 from adapos.bench.rows import Row
-from adapos.evidence import page, reproduce
+from adapos.evidence import guide, page, reproduce
 from adapos.evidence.catalogue import claims
 
 ROOT = Path(__file__).parent.parent
-HELD, PAGE, SCALE = ROOT / "evidence", ROOT / "docs" / "evidence.md", "small"
+HELD, PAGE, GUIDE, SCALE = ROOT / "evidence", ROOT / "docs" / "evidence.md", ROOT / "docs" / "choose.md", "small"
 LEFT_OUT = ("position", "evaluation")  # protocols that no claim reads
 USUAL = {
     each.name: each.default if each.default is not MISSING else None for each in fields(Row) if each.name != "value"
@@ -43,10 +43,12 @@ def short(row: Row) -> dict[str, Any]:
 
 
 def written(held: Path = HELD) -> dict[Path, str]:
-    """The page and its figures, by their places."""
+    """The page, its figures and the guide, by their places."""
     known = list(claims(SCALE).values())
-    text, pictures = page.written(known, reproduce.read(known, held / SCALE), SCALE, f"../evidence/{SCALE}")
-    return {PAGE: text, **{held / SCALE / name: drawn for name, drawn in pictures.items()}}
+    found = reproduce.read(known, held / SCALE)
+    text, pictures = page.written(known, found, SCALE, f"../evidence/{SCALE}")
+    chosen = guide.filled(GUIDE.read_text(encoding="utf-8"), found)
+    return {PAGE: text, GUIDE: chosen, **{held / SCALE / name: drawn for name, drawn in pictures.items()}}
 
 
 def main() -> None:

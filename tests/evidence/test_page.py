@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from adapos.bench import rows
 from adapos.bench.rows import Row
-from adapos.evidence import page, reproduce
+from adapos.evidence import guide, page, reproduce
 from adapos.evidence.catalogue import claims
 
 ROOT = Path(__file__).parent.parent.parent
@@ -61,6 +62,23 @@ def test_what_was_run_is_on_the_page_and_nothing_else(tmp_path: Path) -> None:
     assert "+0.25" in said
     assert drawn
     assert all(f"../evidence/small/{name}" in said and image.startswith("<svg") for name, image in drawn.items())
+
+
+def test_the_guide_ranks_what_was_run_and_keeps_what_stands_around_it(tmp_path: Path) -> None:
+    known = list(claims("small").values())
+    before = "# Choose\n\n<!-- ranking -->\nold\n<!-- /ranking -->\n\nThe end.\n"
+    assert guide.filled(before, reproduce.read(known, tmp_path / "small")) == before
+    text(tmp_path / "small" / "text", {**BITS, "nope": math.inf})
+    held = reproduce.read(known, tmp_path / "small")
+    after = guide.filled(before, held)
+    assert after.startswith("# Choose\n\n<!-- ranking -->\n| encoding | 128 | 8,192 | time |\n")
+    assert after.endswith("<!-- /ranking -->\n\nThe end.\n")
+    assert "old" not in after
+    ranked = [line.split(" | ")[0][2:] for line in after.splitlines() if line.startswith("| ")][2:]
+    assert ranked == ["kerple + dape", "kerple + dape(form='add')", "kerple + dape(form='concat')", "nope"]
+    assert guide.filled(after, held) == after
+    with pytest.raises(ValueError, match="must hold the marks"):
+        guide.filled("# Choose", held)
 
 
 def test_rows_are_taken_over_without_what_no_claim_reads(tmp_path: Path) -> None:
