@@ -25,6 +25,13 @@ def test_the_parts_add_up_to_the_weights_that_the_model_used(spec: str) -> None:
         assert bool(rows.adaptive.abs().max() > 1e-3) == any(name in spec for name in ("dape", "cope"))
 
 
+def test_a_bias_that_f_alone_reads_is_no_part_of_its_own() -> None:
+    model = decoder("kerple + dape(form='concat', zero=True)", moved=False)
+    rows = Anatomy(model, text(1, 30)).rows(1, slice(0, 30))
+    assert not rows.bias.any()
+    assert float(rows.adaptive.abs().max()) < 1e-12  # f is zero before training
+
+
 def test_how_far_heads_look_and_which_way_they_are_pulled() -> None:
     model, tokens = decoder("alibi + dape"), text(1, 90)
     found = Anatomy(model.eval(), tokens)

@@ -16,7 +16,7 @@ from torch import Tensor
 from adapos.encoding import Keys, PositionalEncoding
 from adapos.layout import Layout
 from adapos.model import Decoder
-from adapos.pairs import Pairs, grouped, wide
+from adapos.pairs import HeadMix, Pairs, grouped, wide
 
 ROWS = 64  # computed at once
 
@@ -28,8 +28,12 @@ class Rows:
     score: Tensor  # q.k / sqrt(D)
     bias: Tensor  # of what stands beside, the same for every text of a static encoding
     adaptive: Tensor  # what a mix adds: f of DAPE
-    weights: Tensor
+    logits: Tensor  # minus infinity where a query sees nothing
     seen: Tensor  # (t, S)
+
+    @property
+    def weights(self) -> Tensor:
+        return self.logits.softmax(-1)
 
 
 @dataclass
@@ -67,10 +71,12 @@ class Anatomy:
         logit = pairs.rows(score, layout, queries)
         bias = pairs.added(layout, queries)
         bias = torch.zeros_like(score) if bias is None else bias.to(score.dtype).expand_as(score)
+        if isinstance(pairs.mix, HeadMix) and pairs.mix.form == "concat":
+            bias = torch.zeros_like(bias)  # f reads it, and nothing adds it
         # nothing but rounding is left where nothing mixes
         parts = (score, bias, torch.zeros_like(score) if pairs.mix is None else logit - score - bias)
         score, bias, adaptive = (part.masked_fill(~seen, 0.0)[0] for part in parts)
-        return Rows(score, bias, adaptive, logit.softmax(-1)[0], seen.expand_as(logit)[0, 0])
+        return Rows(score, bias, adaptive, logit[0], seen.expand_as(logit)[0, 0])
 
     @torch.no_grad()
     def weights(self, layer: int, queries: slice) -> Tensor:

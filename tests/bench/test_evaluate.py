@@ -16,7 +16,12 @@ from adapos.bench import evaluate, tasks, train
 from adapos.bench.plan import Plan
 from adapos.bench.rows import Row
 from adapos.bench.task import IGNORED, Batch
+from adapos.encoding import Keys, Shape
+from adapos.kernels import Call, choose
+from adapos.layout import Layout
 from adapos.model import Decoder
+from adapos.pairs import DistanceTable
+from adapos.sketch import Size
 
 LENGTHS = (8, 16, 40)
 TINY = {"train_length": 8, "batch": 4, "steps": 3, "layers": 2, "width": 16, "heads": 2, "examples": 5}
@@ -274,3 +279,15 @@ def test_a_failure_is_taken_back_where_the_rows_are_there(tmp_path: Path, data: 
     assert (taken_back.key, taken_back.value) == (failed.key, 0.0)
     # and what was read already is not refused for a backend that could not read it
     assert not [row for rows in evaluate.evaluate(tmp_path, asked, have, backend="sdpa") for row in rows]
+
+
+def test_the_backend_of_a_row_is_that_of_the_trained_encoding() -> None:
+    model, size = Decoder(16, Shape(layers=1, width=16, heads=2), "fire"), Size(1, 40, torch.float32, "cpu", True)
+    for threshold in (512.0, 4.0):
+        model.encoding.multiplier.data.fill_(threshold / model.encoding.start)
+        with torch.no_grad():
+            q, layout = torch.randn(1, 2, 40, 8), Layout.dense(1, 40)
+            pairs = model.encoding.pairs(0, q, Keys(q, q), layout)
+            ran = choose(Call.checked(q, q, q, layout, pairs, None, 0.0)).name
+        assert evaluate.backend_of(model, size, "auto") == ran
+        assert isinstance(pairs.bias[0], DistanceTable) == (threshold > 40)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,13 +100,37 @@ def test_a_difference_the_other_way_does_not_hold_however_sure() -> None:
     assert all(each.gain < 0 and each.corrected < 0.05 for each in found.contrasts)
 
 
-def test_numbers_that_overflow_lose() -> None:
-    bits = {
-        f"{base}{how}": (2.0, 2.1, 1.9) if how else (NAN,) * 3
-        for base in ("t5", "alibi", "kerple", "fire")
-        for how in ("", " + dape")
-    }
-    assert judge("dape/trained-length", bits).verdict == HOLDS
+def test_numbers_that_overflow_lose_and_none_is_made_up_for_them() -> None:
+    def found(kerple: Sequence[float], adapted: Sequence[float] = (2.0, 2.1, 1.9)) -> Finding:
+        bases = {base: (2.5, 2.62, 2.41) for base in ("alibi", "fire")} | {"kerple": kerple}
+        return judge("dape/trained-length", {**bases, **{f"{base} + dape": adapted for base in bases}})
+
+    lost = found((NAN,) * 3)
+    assert lost.verdict == HOLDS
+    assert "kerple diverged, kerple + dape 2.000" in lost.ours
+    (contrast,) = [each for each in lost.contrasts if each.worse == "kerple"]
+    assert math.isinf(contrast.gain)
+    assert math.isnan(contrast.chance)
+    assert lost.chance == max(each.chance for each in lost.contrasts if each.worse != "kerple")
+    # some seeds are not all, and nothing that diverges is better than anything
+    assert found((NAN, 2.5, 2.6)).verdict == FAILS
+    assert found((NAN,) * 3, adapted=(math.inf, 2.1, 1.9)).verdict == FAILS
+    assert found((9.5, 9.6, 9.7), adapted=(NAN,) * 3).verdict == FAILS
+
+
+def test_what_failed_is_named_in_place_of_a_verdict() -> None:
+    held = results({"tape": BETTER, "alibi": WORSE, "rope": WORSE[:2]}, (8192,))
+    failed = Row("rope-2", "rope", 2, "task", 1, "training", 128, 128, "failed", 1.0, note="the loss is nan at step 2")
+    with pytest.raises(Unfinished, match="rope, seed 2, failed: the loss is nan at step 2"):
+        CLAIMS["tape/perplexity"].judge({"text": Results(held.plan, [*held.rows, failed])})
+
+
+def test_a_claim_holds_where_each_pair_does_for_all_must() -> None:
+    close = {"kerple + dape": (3.0, 3.1, 2.9), **dict.fromkeys(KERNELS, (2.6, 2.85, 2.37))}
+    found = judge("dape/kernel", close)
+    assert found.verdict == HOLDS
+    assert found.chance == max(each.chance for each in found.contrasts)
+    assert all(each.chance < 0.05 < each.corrected for each in found.contrasts)
 
 
 def test_what_was_not_run_to_its_end_is_not_judged() -> None:
@@ -139,6 +165,22 @@ def test_what_nobody_learns_says_nothing(seen: float, verdict: str) -> None:
         for name, factor in zip(encodings, (1.0 if name == "tape" else 0.2 for name in encodings), strict=True)
         for seed, value in enumerate((seen, seen - 0.01, seen + 0.01))
         for length in study.lengths
+    ]
+    found = claim.judge({study.name: Results({"encodings": list(encodings), "baseline": None}, rows)})
+    assert found.verdict == verdict
+
+
+@pytest.mark.parametrize(("unseen", "verdict"), [(0.04, FAILS), (0.6, HOLDS)])
+def test_a_little_more_than_nothing_is_not_found(unseen: float, verdict: str) -> None:
+    claim = CLAIMS["tape/passkey"]
+    ((study, encodings),) = claim.needs
+    assert isinstance(study, Training)
+    rows = [
+        Row(f"{name}-{seed}", name, seed, "passkey", 1, "exam", 128, length, "exact", value + 0.001 * seed, 1000)
+        for name in encodings
+        for seed in range(3)
+        for length in study.lengths
+        for value in [0.9 if length <= study.train_length else unseen * (name == "tape")]
     ]
     found = claim.judge({study.name: Results({"encodings": list(encodings), "baseline": None}, rows)})
     assert found.verdict == verdict
@@ -182,6 +224,19 @@ def test_costs_are_held_against_the_operations(ratio: float, verdict: str) -> No
     assert f"kerple + dape {ratio:.2f}" in found.ours
 
 
+def test_costs_that_were_not_all_measured_are_not_judged() -> None:
+    held = timed(1.5)
+    rows = held[COST[1].name].rows
+    (missing,) = [
+        row
+        for row in rows
+        if (row.what, row.encoding, row.length) == ("training", "kerple + dape", COST[1].lengths[-1])
+    ]
+    rows[rows.index(missing)] = dataclasses.replace(missing, ratio=None, note="out of memory")
+    with pytest.raises(Unfinished, match=r"'kerple \+ dape' was not timed at 8192, .*, training: out of memory"):
+        CLAIMS["dape/cost"].judge(held)
+
+
 def heads(slope: Callable[[int, int], float]) -> Finding:
     """Slopes of f, by half of the texts and head."""
     rows = []
@@ -205,6 +260,8 @@ def test_heads_are_near_and_far_only_if_the_other_half_of_the_texts_says_so() ->
     assert "25% of what f adds" in found.ours
     # great where heads are chosen, none where they are measured
     assert heads(lambda half, head: (head - 2.5) * (half == 0)).verdict == FAILS
+    with pytest.raises(Unfinished, match=r"slope of 'kerple', seed 0, is nan, which says nothing"):
+        heads(lambda half, head: NAN)
 
 
 def test_a_shift_is_judged_by_what_it_moves() -> None:
@@ -258,6 +315,7 @@ def test_the_list_and_a_wrong_name_on_the_command_line(tmp_path: Path, monkeypat
     for words, sentence in (
         (("tape/nothing",), "no claim is called 'tape/nothing'"),
         (("dape/kernel", "--scale", "huge"), "scale must be one of"),
+        (("tape/state", "--data", "my.txt"), "--data and --tokenizer are for claims that read text, and tape/state"),
     ):
         code, _, err = run("reproduce", *words)
         assert code == 2

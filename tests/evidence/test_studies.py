@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from adapos.bench import rows
+from adapos.bench.rows import Row
 from adapos.bench.train import Setup
 from adapos.encoding import Shape
 from adapos.evidence import reproduce
@@ -132,6 +134,11 @@ def test_digits_are_told_by_models_that_differ_in_their_encoding_alone(tmp_path:
     assert int(zoomed(test.images, 16).max()) <= 16
     with pytest.raises(Unfinished):
         replace(study, name="others").read(tmp_path)
+    # rows of other settings are none of these
+    with pytest.raises(Unfinished, match="nothing of digits was run"):
+        replace(study, steps=3).read(tmp_path)
+    with pytest.raises(ValueError, match="up to 32 pixels a side, for ids to tell them apart, not 40"):
+        Reader(study.shape, "nope")(torch.zeros(1, 40, 40, dtype=torch.long))
 
 
 def test_costs_are_measured_once(tmp_path: Path) -> None:
@@ -143,10 +150,27 @@ def test_costs_are_measured_once(tmp_path: Path) -> None:
     heard = len(said)
     timing.run(ordered(tmp_path, said), ("rope",))
     assert heard == len(said) > 0
+    replace(timing, lengths=(16,)).run(ordered(tmp_path, said), ("rope",))
+    assert len(said) > heard
+    timing.run(ordered(tmp_path, said), ("rope", "kerple + dape"))
     assert {(row.encoding, row.length) for row in timing.read(tmp_path).rows if row.encoding == "rope"} == {
         ("rope", 16),
         ("rope", 32),
     }
+    for damaged in ('{"format": 1}', '{"for', "{}"):
+        (tmp_path / "cost" / "profile.json").write_text(damaged)
+        with pytest.raises(Unfinished, match=r"cost/profile.json is damaged; remove it and run the claim again"):
+            timing.read(tmp_path)
+
+
+def test_a_study_that_holds_nothing_stops_no_other(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "rows.jsonl").write_text("")
+    with pytest.raises(Unfinished, match="nothing of text was run"):
+        Training("text", TINY).read(tmp_path)
+    (tmp_path / "text" / "rows.jsonl").write_text(json.dumps(asdict(Row("a", "a", 0, "t", 1, "p", 1, 1, "m", 1.0))))
+    with pytest.raises(Unfinished, match=r"plan.json"):
+        Training("text", TINY).read(tmp_path)
 
 
 def test_a_shift_probe_without_its_encodings_is_unfinished() -> None:

@@ -17,7 +17,7 @@ from adapos.anatomy import heard, scores
 from adapos.encoding import Keys
 from adapos.layout import Layout
 from adapos.model import Decoder
-from adapos.pairs import Pairs
+from adapos.pairs import HeadMix, Pairs
 
 ROUNDING = 1e-5
 
@@ -63,7 +63,8 @@ def parts(q: Tensor, keys: Keys, layout: Layout, pairs: Pairs) -> tuple[Tensor, 
     bias = torch.zeros_like(score) if bias is None else bias.expand_as(score).masked_fill(~seen, 0.0)
     static = bias.mean(0, keepdim=True).expand_as(bias)
     logit = score + bias if pairs.mix is None else pairs.mix.rows(score, bias if pairs.bias else None, seen)
-    adaptive = centred(logit - score - static, shared)
+    added = static if not isinstance(pairs.mix, HeadMix) or pairs.mix.form != "concat" else 0.0
+    adaptive = centred(logit - score - added, shared)
     return adaptive.flatten(1), centred(static if pairs.bias else score, shared).flatten(1)
 
 

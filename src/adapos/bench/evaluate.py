@@ -36,7 +36,6 @@ from adapos.bench.tasks.text import Text
 from adapos.kernels import choose
 from adapos.layout import PADDING
 from adapos.model import Decoder
-from adapos.registry import build
 from adapos.resident import exhausted
 from adapos.sketch import Size, sketch
 
@@ -83,7 +82,7 @@ def evaluate(
             )
             if found:
                 size = Size(1, task.tokens_at(length), torch.float32, device, task.causal)
-                name = backend_of(trial, size, backend)
+                name = backend_of(model, size, backend)
                 found = [replace(each, backend=each.backend or name) for each in found]
             failed = replace(row, protocol="evaluation", metric="failed", value=0.0)
             if failed.key in have and have[failed.key].value:  # not any more
@@ -310,9 +309,9 @@ def mean_and_error(values: NDArray[np.float64]) -> tuple[float, float | None]:
     return mean, float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
 
 
-def backend_of(trial: Trial, size: Size, backend: str) -> str:
+def backend_of(model: Decoder, size: Size, backend: str) -> str:
     """Which backend runs the first layer; of a pretrained model it is not asked."""
-    if trial.model:
+    if not isinstance(model, Decoder):
         return ""
     with torch.no_grad():
-        return choose(sketch(build(trial.encoding, trial.shape).eval(), size), backend).name
+        return choose(sketch(model.encoding, size), backend).name

@@ -12,6 +12,8 @@ from adapos.layout import Layout
 from adapos.pairs import DistanceTable, Fire, Pairs, wide
 from adapos.registry import at_least, one_of, register, true_or_false
 
+LARGEST = 2**16  # table of FIRE, which is made anew for every call
+
 
 @register("t5")
 class T5(PositionalEncoding):
@@ -137,7 +139,7 @@ class FirePositions(PositionalEncoding):
             return False  # these cannot ask for a number
         if multiplier.device.type != "cpu":
             return False  # it would be waited for
-        return max(layout.last, layout.span, layout.ahead) < abs(multiplier.tolist()[layer] * self.start)
+        return max(layout.last, layout.span, layout.ahead) < min(abs(multiplier.tolist()[layer] * self.start), LARGEST)
 
 
 def slopes(heads: int) -> list[float]:

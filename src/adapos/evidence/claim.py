@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from adapos.evidence.finding import UNTESTABLE, Finding, compared, judged, score, stated
+from adapos.evidence.finding import FAILS, UNTESTABLE, Finding, compared, judged, score, stated
 from adapos.evidence.study import Study, Training
 
 Found = Mapping[str, Any]  # what studies hold, by their names
@@ -37,20 +37,25 @@ def of_pairs(
     weights: Sequence[float] = (),
     also: Sequence[str] = (),
     learned: float | None = None,
+    reached: float | None = None,
 ) -> Claim:
     """Each pair must differ as it says, by the mean over the lengths `at`. `also` are run for comparison.
 
-    `learned` is what the best must reach at the trained length, or nothing can be said of others.
+    `learned` is what the best must reach at the trained length, or nothing can be said of others; `reached` is what
+    the better of each pair must reach at the lengths `at`, for a little more than nothing is not much.
     """
     encodings = tuple(dict.fromkeys((*named(pairs), *also)))
 
     def judge(found: Found) -> Finding:
         results = found[study.name]
         ours = stated(results, metric, named(pairs), at, weights)
-        seen = [score(results, metric, each, (study.train_length,)).mean for each in encodings]
-        if learned is not None and max(seen) < learned:
-            return Finding(UNTESTABLE, f"the best is {max(seen):.3f} at {study.train_length}; {ours}")
-        return judged([compared(results, metric, pair, at, weights) for pair in pairs], ours)
+        if learned is not None:
+            seen = max(score(results, metric, each, (study.train_length,)).mean for each in encodings)
+            if seen < learned:
+                return Finding(UNTESTABLE, f"the best is {seen:.3f} at {study.train_length}; {ours}")
+        finding = judged([compared(results, metric, pair, at, weights) for pair in pairs], ours)
+        least = min(score(results, metric, better, at, weights).mean for better, _ in pairs)
+        return replace(finding, verdict=FAILS) if reached is not None and least < reached else finding
 
     return Claim(name, asks, paper, source, ((study, encodings),), judge)
 

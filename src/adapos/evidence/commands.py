@@ -48,6 +48,10 @@ def reproduce_(
     asked = find(claim, scale)
     given = {"data": enwik8.called(data) if data is not None else None, "tokenizer": tokenizer}
     of_text = {name: value for name, value in given.items() if value is not None}
+    if of_text and not any(study.reads_text for study in reproduce.needed(asked)):
+        raise ValueError(
+            f"--data and --tokenizer are for claims that read text, and {claim} reads none; leave them out"
+        )
     order = Order(out / scale, Setup(device), workers, lambda text: print(text, file=sys.stderr), of_text, model)
     for study, encodings in reproduce.needed(asked).items():
         if dry_run:

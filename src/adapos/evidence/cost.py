@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adapos.evidence.study import Order, Study, Unfinished
@@ -47,7 +47,8 @@ class Timing(Study):
             held = self.read(folder)
         except Unfinished:
             return False
-        return set(plan.encodings) <= {row.encoding for row in held.rows}
+        before = replace(Plan(**held.settings), encodings=plan.encodings, out=plan.out)
+        return before == plan and set(plan.encodings) <= {row.encoding for row in held.rows}
 
     def foresee(self, order: Order, encodings: Sequence[str]) -> None:
         print(f"timed side by side: {self.plan(order, encodings).command}")
@@ -55,7 +56,10 @@ class Timing(Study):
     def read(self, folder: Path) -> Results:
         path = folder / self.name / "profile.json"
         if path.exists():
-            found = Results.from_json(path.read_text(encoding="utf-8"))
+            try:
+                found = Results.from_json(path.read_text(encoding="utf-8"))
+            except (ValueError, KeyError, TypeError):
+                raise Unfinished(f"{self.name}/profile.json is damaged; remove it and run the claim again") from None
             if found.finished:
                 return found
-        raise Unfinished(f"{self.name} was not measured to its end in {folder}")
+        raise Unfinished(f"{self.name} was not measured to its end")

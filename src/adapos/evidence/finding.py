@@ -10,25 +10,28 @@ from adapos.bench.report import statistics
 from adapos.bench.report.results import SIGNIFICANT, Comparison, Results, Score, finest
 from adapos.evidence.study import Unfinished
 
-GUESSING = 8.0  # bits per byte
 HOLDS, FAILS, UNTESTABLE = "holds", "does not hold here", "not testable at this scale"
 UNITS = {"bits_per_byte": "bits per byte", "accuracy": "share of answers that is right", "exact": "share that is right"}
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """One thing against another by the same seeds; `gain` is above 0 where the first is better."""
+    """One thing against another by the same seeds; `gain` is above 0 where the first is better.
+
+    Infinite where one of the two has no number at all, and no number where some of its seeds have one: there is
+    nothing to test then, and `chance` is none.
+    """
 
     better: str
     worse: str
     gain: float  # in bits per byte, or in the share of right answers
     chance: float  # p of a paired test over seeds
     seeds: int
-    corrected: float = math.nan  # by Holm, over all contrasts of the claim
+    corrected: float = math.nan  # by Holm, for who reads one contrast of many
 
     @property
     def held(self) -> bool:
-        return self.gain > 0 and self.corrected < SIGNIFICANT
+        return self.gain > 0 and (math.isinf(self.gain) or self.chance < SIGNIFICANT)
 
 
 @dataclass(frozen=True)
@@ -54,24 +57,20 @@ def score(results: Results, metric: str, encoding: str, at: Sequence[int], weigh
     table = comparison(results, metric)
     found = []
     for length in at:
-        here = table.scores.get((encoding, length))
-        if here is None:
+        here = table.scores.get((encoding, length), Score({}))
+        for row in results.failed:
+            if row.encoding == encoding and (row.protocol == "training" or row.length == length):
+                raise Unfinished(f"{encoding}, seed {row.seed}, failed: {row.note}")
+        if not here.by_seed:
             raise Unfinished(f"{encoding!r} was not examined at {length}; run the claim to its end")
         found.append(here)
     shares = [weight / sum(weights) for weight in weights] if weights else [1 / len(at)] * len(at)
     seeds = set.intersection(*(set(each.by_seed) for each in found))
     by_seed = {
-        seed: sum(share * finite(each.by_seed[seed], metric) for share, each in zip(shares, found, strict=True))
+        seed: sum(share * each.by_seed[seed] for share, each in zip(shares, found, strict=True))
         for seed in sorted(seeds)
     }
     return Score(by_seed, sum(each.n for each in found))
-
-
-def finite(value: float, metric: str) -> float:
-    """A model whose numbers overflow knows as little as one that guesses among all bytes, or has no answer right."""
-    if math.isfinite(value):
-        return value
-    return GUESSING if metric == "bits_per_byte" else 0.0
 
 
 def compared(
@@ -87,6 +86,10 @@ def contrast(better: str, worse: str, first: Score, second: Score, *, lower: boo
     seeds = sorted(set(first.by_seed) & set(second.by_seed))
     if len(seeds) < statistics.NEEDED:
         raise Unfinished(f"{better} and {worse} share {len(seeds)} seeds, and {statistics.NEEDED} are needed")
+    lost = [[seed for seed in seeds if not math.isfinite(each.by_seed[seed])] for each in (first, second)]
+    if any(lost):
+        gain = -math.inf if lost[0] else math.inf if lost[1] == seeds else math.nan
+        return Contrast(better, worse, gain, math.nan, len(seeds))
     sign = -1.0 if lower else 1.0
     apart = [sign * (first.by_seed[seed] - second.by_seed[seed]) for seed in seeds]
     chance = statistics.paired(apart, finest(first, second))
@@ -102,7 +105,10 @@ def stated(
     what: str = "",
 ) -> str:
     """The mean of each encoding, in a sentence."""
-    means = (f"{encoding} {score(results, metric, encoding, at, weights).mean:.3f}" for encoding in encodings)
+    means = []
+    for encoding in encodings:
+        found = score(results, metric, encoding, at, weights)
+        means.append(f"{encoding} {'diverged' if found.diverged else f'{found.mean:.3f}'}")
     where = f"{at[0]:,}" if len(at) == 1 else f"{at[0]:,} to {at[-1]:,}"
     return f"{what or f'{UNITS[metric]} at {where}'}: {', '.join(means)}"
 
@@ -115,18 +121,20 @@ def mean_of(scores: Sequence[Score]) -> Score:
 
 
 def corrected(contrasts: Sequence[Contrast]) -> tuple[Contrast, ...]:
-    chances = statistics.holm([each.chance for each in contrasts])
-    return tuple(replace(each, corrected=chance) for each, chance in zip(contrasts, chances, strict=True))
+    tested = [each.chance for each in contrasts if not math.isnan(each.chance)]
+    chances = iter(statistics.holm(tested))
+    return tuple(each if math.isnan(each.chance) else replace(each, corrected=next(chances)) for each in contrasts)
 
 
 def judged(contrasts: Sequence[Contrast], ours: str) -> Finding:
-    """Holds where all contrasts do."""
+    """Holds where all contrasts do. As all must, each is tested at the level of the whole."""
     found = corrected(contrasts)
     failing = [each for each in found if not each.held]
+    tested = [each.chance for each in failing or found if not math.isnan(each.chance)]
     return Finding(
         FAILS if failing else HOLDS,
         ours,
         min(each.seeds for each in found),
-        max(each.corrected for each in failing or found),
+        max(tested) if tested else None,
         found,
     )

@@ -6,7 +6,7 @@ import math
 import re
 
 from adapos.bench.report import tables, words
-from adapos.bench.report.results import Results
+from adapos.bench.report.results import Results, Score
 from adapos.evidence.claim import Found
 from adapos.evidence.page import compared
 from adapos.evidence.studies import COST, SMALL, TEXT
@@ -16,9 +16,9 @@ PLACE = re.compile(r"(?<=<!-- ranking -->\n).*(?=<!-- /ranking -->)", flags=re.D
 
 
 def filled(page: str, held: Found) -> str:
-    """The page with its table as the rows have it, or as it is where none were read."""
+    """The page with its table as the rows have it, or as it is where nothing was examined."""
     text, timed = held[TEXT[SMALL].name], held[COST[0].name]
-    if not isinstance(text, Results):
+    if not isinstance(text, Results) or not compared(text, text.encodings):
         return page
     if PLACE.search(page) is None:
         raise ValueError("the page must hold the marks <!-- ranking --> and <!-- /ranking -->; add them")
@@ -26,28 +26,33 @@ def filled(page: str, held: Found) -> str:
 
 
 def ranking(text: Results, timed: Profile | None) -> str:
-    """The best at the longest length first, with the time of a training step of attention beside plain attention's."""
+    """The best at the longest length first, with the time of a training step of attention beside plain attention's.
+
+    Encodings that were not run with as many seeds as others are left out.
+    """
     (comparison,) = compared(text, text.encodings)
     measure, lengths = comparison.measure, comparison.lengths
+    scores = {name: comparison.scores.get((name, lengths[-1]), Score({})) for name in comparison.encodings}
+    seeds = max(len(score.values) for score in scores.values())
+    ranked = sorted(
+        (name for name, score in scores.items() if len(score.values) == seeds),
+        key=lambda name: math.inf if scores[name].diverged else scores[name].mean,
+    )
     shown = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
     steps = [row for row in timed.rows if row.what == "training"] if timed is not None else []
     longest = max((row.length for row in steps), default=0)
     times = {row.encoding: row.ratio for row in steps if row.length == longest}
-    means = {
-        encoding: math.inf if score is None or score.diverged else score.mean
-        for encoding in comparison.encodings
-        for score in (comparison.scores.get((encoding, lengths[-1])),)
-    }
     lines = []
-    for encoding in sorted(means, key=means.__getitem__):
-        scores = [comparison.scores.get((encoding, length)) for length in shown]
-        said = [f"{words.mean(measure, score)} {words.spread(measure, score)}".strip() for score in scores]
-        time = times.get(encoding)
-        lines.append([tables.escape_markdown(encoding), *said, words.NOTHING if time is None else f"{time:.2f}"])
+    for name in ranked:
+        cells = [comparison.scores.get((name, length)) for length in shown]
+        said = [f"{words.mean(measure, cell)} {words.spread(measure, cell)}".strip() for cell in cells]
+        time = times.get(name)
+        lines.append([tables.escape_markdown(name), *said, words.NOTHING if time is None else f"{time:.2f}"])
     heads = ["encoding", *(f"{length:,}" for length in shown), "time"]
+    over = f"the mean and standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     caption = (
-        f"{words.named(measure).capitalize()}, {words.direction(measure)}, by tokens of context: the mean and standard "
-        f"deviation over {len(text.seeds)} seeds, trained at length {comparison.train_length:,}."
+        f"{words.named(measure).capitalize()}, {words.direction(measure)}, by tokens of context: {over}, trained at "
+        f"length {comparison.train_length:,}."
     )
     if times:
         caption += f" Time is that of a training step of attention at {longest:,} tokens, beside plain attention."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,8 @@ class Reader(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(B, side, side) -> (B, classes)"""
         side = images.shape[-1]
+        if side > ROW // 2:
+            raise ValueError(f"images must have up to {ROW // 2} pixels a side, for ids to tell them apart, not {side}")
         places = torch.arange(side)
         pos = places[:, None] * ROW + places if self.plane else places[:, None] * side + places
         x = self.body.hidden(images.flatten(1), pos=pos.flatten().expand(len(images), -1), causal=False)
@@ -90,9 +93,14 @@ class Digits(Study):
         have = {row.trial for row in rows.read(store)}
         for seed in range(self.seeds):
             for spec in encodings:
-                if f"{spec}-{seed}" not in have:
+                if self.called(spec, seed) not in have:
                     order.say(f"{spec}, seed {seed}: digits")
                     rows.append(store, list(self.trial(spec, seed)))
+
+    def called(self, spec: str, seed: int) -> str:
+        """A trial, by all that it depends on."""
+        settings = (self.sides, self.shape, self.steps, self.batch, self.rate, spec, seed)
+        return f"{spec}-{seed}-{hashlib.sha256(repr(settings).encode()).hexdigest()[:8]}"
 
     def trial(self, spec: str, seed: int) -> Iterator[Row]:
         train, test = digits()
@@ -111,7 +119,7 @@ class Digits(Study):
             schedule.step()
         for side in self.sides:
             yield Row(
-                trial=f"{spec}-{seed}",
+                trial=self.called(spec, seed),
                 encoding=spec,
                 seed=seed,
                 task="digits",
@@ -133,9 +141,13 @@ class Digits(Study):
         print(f"{len(encodings)} encodings x {self.seeds} seeds, {self.steps} steps of {self.batch} images of 8 x 8")
 
     def read(self, folder: Path) -> Results:
-        found = rows.read(folder / self.name / "rows.jsonl")
+        found = [
+            row
+            for row in rows.read(folder / self.name / "rows.jsonl")
+            if row.trial == self.called(row.encoding, row.seed)
+        ]
         if not found:
-            raise Unfinished(f"{self.name} was not begun in {folder}")
+            raise Unfinished(f"nothing of {self.name} was run")
         return Results({"baseline": None, "encodings": list(dict.fromkeys(row.encoding for row in found))}, found)
 
 

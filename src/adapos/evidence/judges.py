@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from adapos.bench.report.results import Score
@@ -51,11 +52,18 @@ def costs(timings: Sequence[Timing], more: Mapping[str, float], found: Found) ->
     """Holds where no median is above the ratio of operations."""
     said, worst = [], 0.0
     for timing in timings:
-        rows = [row for row in found[timing.name].rows if row.ratio is not None]
+        rows = {(row.what, row.encoding, row.length): row for row in found[timing.name].rows}
         for what in timing.what:
-            last = (row for row in rows if row.what == what and row.length == timing.lengths[-1])
-            said.append(f"{timing.name} {what} {', '.join(f'{row.encoding} {row.ratio:.2f}' for row in last)}")
-        worst = max(worst, *(row.ratio / more[row.encoding] for row in rows if row.encoding in more))
+            for encoding in more:
+                for length in timing.lengths:
+                    row = rows.get((what, encoding, length))
+                    if row is None or row.ratio is None:
+                        why = f": {row.note}" if row is not None and row.note else ""
+                        raise Unfinished(f"{encoding!r} was not timed at {length}, {timing.name}, {what}{why}")
+                    worst = max(worst, row.ratio / more[encoding])
+            last = [row for row in rows.values() if row.what == what and row.length == timing.lengths[-1]]
+            named = (f"{row.encoding} {row.ratio:.2f}{' (noisy)' if row.noisy else ''}" for row in last if row.ratio)
+            said.append(f"{timing.name} {what} {', '.join(named)}")
     return Finding(HOLDS if worst <= 1 else FAILS, f"time beside plain attention: {'; '.join(said)}")
 
 
@@ -73,15 +81,18 @@ def near_and_far(probe: Probe, text: Training, base: str, adapted: str, found: F
     }
     if not slopes or not all(reach.values()):
         raise Unfinished("heads of both encodings must be measured; run the claim to its end")
+    finite(rows)
     ordered = {seed: sorted(heads.values(), key=lambda halves: halves[0.0]) for seed, heads in slopes.items()}
     near, far = (Score({seed: heads[at][1.0] for seed, heads in ordered.items()}) for at in (0, -1))
     every = [value for heads in ordered.values() for halves in heads for value in halves.values()]
     moved = [row.value for row in found[text.name].of("adaptive_variation", "adaptation") if row.encoding == adapted]
+    if not moved:
+        raise Unfinished(f"how much of {adapted!r} adapts was not measured; run the claim to its end")
     ours = (
         f"slope of f by log distance in texts of {probe.length}: least {near.mean:.2f}, greatest {far.mean:.2f}, above "
         f"0 in {sum(slope > 0 for slope in every) / len(every):.0%} of heads; mean attended distance by head: "
         f"{', '.join(f'{name} {min(values):.0f} to {max(values):.0f}' for name, values in reach.items())}; "
-        f"{sum(moved) / max(1, len(moved)):.0%} of what f adds differs between texts at the same place"
+        f"{sum(moved) / len(moved):.0%} of what f adds differs between texts at the same place"
     )
     flat = Score(dict.fromkeys(slopes, 0.0))
     return judged(
@@ -96,6 +107,7 @@ def near_and_far(probe: Probe, text: Training, base: str, adapted: str, found: F
 def steady(probe: Probe, pairs: Sequence[Pair], others: Sequence[str], found: Found) -> Finding:
     """By how much of attention moves, the mean over layers, when ids start later and when tokens are put before."""
     rows: list[Row] = found[probe.name]
+    finite(rows)
     ways = ("shifted", "prepended")
 
     def moved(what: str, encoding: str) -> Score:
@@ -119,3 +131,9 @@ def steady(probe: Probe, pairs: Sequence[Pair], others: Sequence[str], found: Fo
         for pair in pairs
     ]
     return judged(contrasts, f"share of attention that moves, and change of products of states; {'; '.join(said)}")
+
+
+def finite(rows: Sequence[Row]) -> None:
+    for row in rows:
+        if not math.isfinite(row.value):
+            raise Unfinished(f"{row.metric} of {row.encoding!r}, seed {row.seed}, is {row.value}, which says nothing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,20 +30,24 @@ What the papers claim, measured. `adapos reproduce` lists the claims, `adapos re
 and this page is made from the rows in [evidence](../evidence), by `python tools/evidence.py`.
 
 A claim is a set of pairs: this encoding must be better than that one. All encodings are trained on the same batches
-from the same weights, and a pair differs where a paired t-test over seeds, two-sided and corrected by Holm over the
-claim, has p < 0.05. A claim **holds** where every pair differs as it says, and p is the greatest of them; else it
-**does not hold here**, which may say something of the claim, or of models as small as these, and p is the greatest
-among the pairs that fail. What no encoding learns is **not testable at this scale**. The models are small, because
-two cores trained them: what holds here may fail at the papers' scale, and the other way round. `--scale paper` runs
-the papers' recipes on GPUs; nobody has done so yet. Data is enwik8, in bytes, unless a claim says another.
+from the same weights. A claim **holds** where every pair differs as it says with p < 0.05, by a two-sided t-test that
+is paired by seed; p is the greatest of them, and as all must hold, it needs no correction. Else the claim **does not
+hold here**: some pair is the other way round, or could be chance, and p is the greatest among those. That may say
+something of the claim, or of models as small as these. What no encoding learns is **not testable at this scale**. The
+models are small, because two cores trained them: what holds here may fail at the papers' scale, and the other way
+round. `--scale paper` runs the papers' recipes on GPUs, on enwik8 where their own text is not public; nobody has done
+so yet. Text is enwik8, in bytes, unless a claim says another.
 """
 
 
 def written(claims: Sequence[Claim], held: Found, scale: str, where: str) -> tuple[str, dict[str, str]]:
     """The page of the claims that can be judged by what was read, and its figures by their names in the folder `where`,
     which the page links to."""
-    found = {claim: each for claim, each in findings(claims, held) if isinstance(each, Finding)}
+    judged = dict(findings(claims, held))
+    found = {claim: each for claim, each in judged.items() if isinstance(each, Finding)}
     lines, pictures = [INTRODUCTION, table(found, held, scale)], {}
+    if missing := {claim: each for claim, each in judged.items() if claim not in found}:
+        lines += ["Not judged yet:\n", *(f"- {claim.name}: {said(each)}" for claim, each in missing.items()), ""]
     for claim, each in found.items():
         drawn = drawings(claim, held)
         lines += section(claim, each, held, scale, [f"{where}/{name}" for name in drawn])
@@ -83,13 +88,17 @@ def section(claim: Claim, found: Finding, held: Found, scale: str, pictures: Seq
     yield f"    {command(claim, scale)}\n"
 
 
+def said(problem: object) -> str:
+    return tables.escape_markdown(str(problem))
+
+
 def contrasts(found: Sequence[Contrast]) -> str:
     heads = ["better", "than", "by", "p", "p by Holm", ""]
     lines = [
         [
             tables.escape_markdown(each.better),
             tables.escape_markdown(each.worse),
-            f"{each.gain:+.3g}",
+            f"{each.gain:+.3g}" if math.isfinite(each.gain) else "diverged",
             chance(each.chance),
             chance(each.corrected),
             "yes" if each.held else "no",
@@ -208,6 +217,8 @@ def sized(study: Study, held: Any) -> str:
 
 
 def chance(p: float) -> str:
+    if math.isnan(p):
+        return words.NOTHING
     return "< 0.001" if p < 0.001 else f"{p:.2g}"
 
 

@@ -42,6 +42,10 @@ class Probe(Study):
     texts: int
     measure: Callable[[Decoder, Tensor], Measured]
 
+    @property
+    def reads_text(self) -> bool:
+        return self.of.reads_text
+
     def run(self, order: Order, encodings: Sequence[str]) -> None:
         self.of.run(order, encodings)
         trained, store = order.folder / self.of.name, order.folder / self.name / "rows.jsonl"
@@ -66,9 +70,10 @@ class Probe(Study):
         self.of.foresee(order, encodings)
 
     def read(self, folder: Path) -> list[Row]:
-        found = rows.read(folder / self.name / "rows.jsonl")
+        trained = {row.trial for row in rows.read(folder / self.of.name / "rows.jsonl")}
+        found = [row for row in rows.read(folder / self.name / "rows.jsonl") if row.trial in trained]
         if not found:
-            raise Unfinished(f"{self.name} was not begun in {folder}")
+            raise Unfinished(f"nothing of {self.name} was run")
         return found
 
 
@@ -85,7 +90,7 @@ def patterns(model: Decoder, texts: Tensor) -> Measured:
 
 
 SHIFT = 3  # ids, or tokens before the text
-BEFORE = ord("\n")  # the token
+BEFORE = ord("\n")  # the token: a new line, in bytes
 
 
 def shifts(model: Decoder, texts: Tensor) -> Measured:
@@ -109,9 +114,8 @@ def shifts(model: Decoder, texts: Tensor) -> Measured:
 def change(one: Anatomy, other: Anatomy, layer: int, skipped: int) -> dict[str, float]:
     """Of the tokens that both have read: `other` has `skipped` before them."""
     queries = slice(0, one.length)
-    before = one.rows(layer, queries).weights.double()
-    after = other.rows(layer, slice(skipped, other.length)).weights.double()[..., skipped:]
-    after = after / after.sum(-1, keepdim=True)
+    before = one.rows(layer, queries).logits.double().softmax(-1)
+    after = other.rows(layer, slice(skipped, other.length)).logits.double()[..., skipped:].softmax(-1)
     found = {"attention": float((before - after).abs().sum(-1).mean()) / 2}
     products = [turns(each.heard.states[layer]) for each in (one, other)]
     if products[0] is not None and products[1] is not None:

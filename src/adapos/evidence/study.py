@@ -40,6 +40,11 @@ class Order:
 class Study(ABC):
     name: str  # of its folder
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether a user's data can take the place of its own."""
+        return False
+
     @abstractmethod
     def run(self, order: Order, encodings: Sequence[str]) -> None:
         """Do what is missing, beside what the folder holds for other claims."""
@@ -76,13 +81,17 @@ class Training(Study):
     def unseen(self) -> tuple[int, ...]:
         return tuple(length for length in self.lengths if length > self.train_length)
 
+    @property
+    def reads_text(self) -> bool:
+        return tasks.read(tasks.normal(self.settings["task"]))[0].name == "text"
+
     def plan(self, encodings: Sequence[str], order: Order) -> Plan:
         settings: dict[str, Any] = {**self.settings, "lengths": self.lengths}
         of_text = order.of_text
         if "model" in settings:
             settings["model"] = order.model or settings["model"]
             of_text = {**of_text, "tokenizer": settings["model"]}
-        if tasks.read(tasks.normal(settings["task"]))[0].name == "text":
+        if self.reads_text:
             settings["task"] = tasks.normal(settings["task"], **of_text)
         return Plan(encodings=tuple(encodings), seeds=tuple(range(self.seeds)), **settings)
 
@@ -107,6 +116,9 @@ class Training(Study):
         foresee(self.plan(encodings, order), order.setup, order.folder / self.name)
 
     def read(self, folder: Path) -> Results:
-        if not (folder / self.name / "rows.jsonl").exists():
-            raise Unfinished(f"{self.name} was not begun in {folder}")
-        return results.load(folder / self.name)
+        if not rows.read(folder / self.name / "rows.jsonl"):
+            raise Unfinished(f"nothing of {self.name} was run")
+        try:
+            return results.load(folder / self.name)
+        except ValueError as problem:
+            raise Unfinished(str(problem)) from None

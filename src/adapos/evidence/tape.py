@@ -22,7 +22,8 @@ def claims(scale: str) -> tuple[Claim, ...]:
     return (
         of_pairs(
             "tape/addition",
-            f"Do sums of numbers up to {addition.train_length} digits carry to {addition.lengths[-1]}?",
+            f"Is TAPE more often right in sums of numbers up to {addition.lengths[-1]} digits, trained to "
+            f"{addition.train_length}?",
             "exact match over all pairs of digits, trained to 40, to 80: rope 26.32, randomized 26.56, nope 22.45, "
             "fire 26.98, TAPE 32.82, with YaRN 33.92",
             SOURCE,
@@ -36,7 +37,8 @@ def claims(scale: str) -> tuple[Claim, ...]:
         ),
         of_pairs(
             "tape/passkey",
-            f"Is a number found in texts longer than the {passkey.train_length:,} tokens of training?",
+            f"Does TAPE find a number in texts longer than the {passkey.train_length:,} tokens of training, more often "
+            "than others do and than not?",
             "fine-tuned, at trained lengths: 1.0 from 1,000 to 8,000 but 0.95 at 7,000; longer ones were not tested",
             SOURCE,
             passkey,
@@ -45,10 +47,12 @@ def claims(scale: str) -> tuple[Claim, ...]:
             passkey.unseen,
             also=("nope",),
             learned=0.5,
+            reached=0.5,
         ),
         of_pairs(
             "tape/perplexity",
-            f"Does TAPE from scratch extrapolate, trained at {text.train_length:,}?",
+            f"Is TAPE from scratch better than rope and alibi at {text.lengths[-1]:,} tokens, trained at "
+            f"{text.train_length:,}?",
             "not claimed; result files in the history of its code say that it does not (1,024 to 4,096: 26.26 to "
             "164.13)",
             SOURCE,
@@ -71,7 +75,7 @@ def claims(scale: str) -> tuple[Claim, ...]:
         ),
         Claim(
             "tape/shift",
-            "Does attention stay where ids start later, and where tokens are put before the text?",
+            "Does a shift of ids, or of the text, move attention less where updates are equivariant than where not?",
             "figures of attention and of position dot products by layer, ids from 3 on or three tokens before",
             SOURCE,
             ((SHIFTS[scale], ("tape", ENTRIES, "rope")),),
@@ -91,7 +95,7 @@ def claims(scale: str) -> tuple[Claim, ...]:
         ),
         Claim(
             "tape/state",
-            "Is state tracked, in the word problems of S5 and A5, where static encodings cannot?",
+            "Does TAPE track state, in the word problems of S5 and A5, further than static encodings do?",
             "not asked of TAPE; attention of a fixed depth is held to be unable",
             SOURCE,
             tuple((study, ("fox", *named(tracking))) for study, _ in STATE[scale].values()),
