@@ -54,7 +54,8 @@ def written(held: Path = HELD) -> dict[Path, str]:
 def main() -> None:
     source = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/reproduce") / SCALE
     if not source.is_dir():
-        sys.exit(f"error: {source} must be a folder that `adapos reproduce` has made, and is none; name another")
+        print(f"error: {source} must be a folder that `adapos reproduce` has made, and is none; name another")
+        sys.exit(2)
     for study in reproduce.needed(list(claims(SCALE).values())):
         taken(source / study.name, HELD / SCALE / study.name)
     for place, text in written().items():

@@ -304,7 +304,7 @@ def test_names_find_claims() -> None:
     assert [claim.name for claim in find("dape/kernel", "small")] == ["dape/kernel"]
     assert {claim.name.partition("/")[0] for claim in find("tape", "small")} == {"tape"}
     assert len(find("all", "small")) == len(CLAIMS)
-    with pytest.raises(ValueError, match="no claim is called 'dape/kernels'; did you mean 'dape/kernel'"):
+    with pytest.raises(ValueError, match=r"no claim is called 'dape/kernels': .*; did you mean 'dape/kernel'"):
         find("dape/kernels", "small")
 
 
@@ -316,6 +316,11 @@ def test_the_list_and_a_wrong_name_on_the_command_line(tmp_path: Path, monkeypat
         (("tape/nothing",), "no claim is called 'tape/nothing'"),
         (("dape/kernel", "--scale", "huge"), "scale must be one of"),
         (("tape/state", "--data", "my.txt"), "--data and --tokenizer are for claims that read text, and tape/state"),
+        (("dape/cost", "--model", "gpt2"), "--model is for claims of pretrained models, and dape/cost is of none"),
+        (("--dry-run",), "--dry-run is of a claim, and none is named"),
+        (("dape/kernel", "--out", __file__), "must be a folder, and is a file"),
+        # before the hours of what else there is
+        (("dape", "--data", "missing.txt"), "missing.txt"),
     ):
         code, _, err = run("reproduce", *words)
         assert code == 2

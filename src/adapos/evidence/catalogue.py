@@ -19,5 +19,5 @@ def find(name: str, scale: str) -> list[Claim]:
     known = claims(scale)
     found = [claim for claim in known.values() if name in ("all", claim.name, claim.name.partition("/")[0])]
     if not found:
-        raise ValueError(f"no claim is called {name!r}{meant(name, known)}; `adapos reproduce` lists all")
+        raise ValueError(f"no claim is called {name!r}: `adapos reproduce` lists all{meant(name.lower(), known)}")
     return found

@@ -42,18 +42,28 @@ def reproduce_(
 ) -> None:
     """Run a claim of the papers and judge it; without a name, list them all. Run again, it goes on where it stopped."""
     one_of("reproduce", "scale", scale, SCALES)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out ({out}) must be a folder, and is a file; choose another")
     if claim is None:
+        if dry_run:
+            raise ValueError("--dry-run is of a claim, and none is named; `adapos reproduce all --dry-run` is of all")
         Console().print(overview(scale, out / scale))
         return
     asked = find(claim, scale)
+    needed = reproduce.needed(asked)
     given = {"data": enwik8.called(data) if data is not None else None, "tokenizer": tokenizer}
     of_text = {name: value for name, value in given.items() if value is not None}
-    if of_text and not any(study.reads_text for study in reproduce.needed(asked)):
+    if of_text and not any(study.reads_text for study in needed):
         raise ValueError(
             f"--data and --tokenizer are for claims that read text, and {claim} reads none; leave them out"
         )
+    if model is not None and not any(study.pretrained for study in needed):
+        raise ValueError(f"--model is for claims of pretrained models, and {claim} is of none; leave it out")
     order = Order(out / scale, Setup(device), workers, lambda text: print(text, file=sys.stderr), of_text, model)
-    for study, encodings in reproduce.needed(asked).items():
+    # what is missing is said now, not after hours
+    for study, encodings in needed.items():
+        study.check(order, encodings)
+    for study, encodings in needed.items():
         if dry_run:
             print(f"{study.name}:")
             study.foresee(order, encodings)

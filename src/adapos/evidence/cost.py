@@ -35,6 +35,9 @@ class Timing(Study):
             out=str(order.folder / self.name),
         )
 
+    def check(self, order: Order, encodings: Sequence[str]) -> None:
+        self.plan(order, encodings)
+
     def run(self, order: Order, encodings: Sequence[str]) -> None:
         plan = self.plan(order, encodings)
         if self.finished(order.folder, plan):
@@ -51,7 +54,8 @@ class Timing(Study):
         return before == plan and set(plan.encodings) <= {row.encoding for row in held.rows}
 
     def foresee(self, order: Order, encodings: Sequence[str]) -> None:
-        print(f"timed side by side: {self.plan(order, encodings).command}")
+        plan = self.plan(order, encodings)
+        print(f"{measure.steps(plan)} timings, those of {plan.lengths[-1]:,} tokens of a minute or so: {plan.command}")
 
     def read(self, folder: Path) -> Results:
         path = folder / self.name / "profile.json"

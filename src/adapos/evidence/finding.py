@@ -110,7 +110,8 @@ def stated(
         found = score(results, metric, encoding, at, weights)
         means.append(f"{encoding} {'diverged' if found.diverged else f'{found.mean:.3f}'}")
     where = f"{at[0]:,}" if len(at) == 1 else f"{at[0]:,} to {at[-1]:,}"
-    return f"{what or f'{UNITS[metric]} at {where}'}: {', '.join(means)}"
+    weighed = ", each length by its pairs" if weights else ""
+    return f"{what or f'{UNITS[metric]} at {where}{weighed}'}: {', '.join(means)}"
 
 
 def mean_of(scores: Sequence[Score]) -> Score:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from adapos import registry
 from adapos.bench import rows
+from adapos.bench.commands import spell
 from adapos.bench.provenance import commit
 from adapos.bench.report.results import Results
 from adapos.bench.rows import Row
@@ -24,6 +26,7 @@ from adapos.model import Decoder
 from adapos.pairs import DistanceTable, Pairs, wide
 
 SHADES, CLASSES, SIDE = 17, 10, 8  # of scikit-learn's digits
+AT_ONCE = 32  # images that are examined
 ROW = 64  # the id of a pixel is ROW x row + column, so that the difference of two ids tells both of theirs
 
 
@@ -87,6 +90,9 @@ class Digits(Study):
     rate: float = 2e-3
     seeds: int = 3
 
+    def check(self, order: Order, encodings: Sequence[str]) -> None:
+        digits()
+
     def run(self, order: Order, encodings: Sequence[str]) -> None:
         store = order.folder / self.name / "rows.jsonl"
         store.parent.mkdir(parents=True, exist_ok=True)
@@ -139,6 +145,25 @@ class Digits(Study):
 
     def foresee(self, order: Order, encodings: Sequence[str]) -> None:
         print(f"{len(encodings)} encodings x {self.seeds} seeds, {self.steps} steps of {self.batch} images of 8 x 8")
+        _, test = digits()
+        seconds = 0.0
+        for spec in encodings:
+            model = Reader(self.shape, spec)
+
+            def step(side: int, count: int, model: Reader = model, *, training: bool = False) -> float:
+                images = zoomed(test.images[:count], side)
+                begin = time.perf_counter()
+                with torch.set_grad_enabled(training):
+                    said = model(images)
+                    if training:
+                        said.sum().backward()
+                return time.perf_counter() - begin
+
+            step(SIDE, 1)
+            batches = len(test.images) / AT_ONCE
+            seconds += self.steps * step(SIDE, self.batch, training=True)
+            seconds += sum(batches * step(side, AT_ONCE) for side in self.sides)
+        print(f"about {spell(self.seeds * seconds)} in all, from a few steps run here")
 
     def read(self, folder: Path) -> Results:
         found = [
@@ -180,5 +205,5 @@ def zoomed(images: Tensor, side: int) -> Tensor:
 @torch.no_grad()
 def right(model: Reader, images: Tensor, classes: Tensor) -> float:
     """The share that is told right."""
-    said = torch.cat([model(part).argmax(-1) for part in images.split(32)])
+    said = torch.cat([model(part).argmax(-1) for part in images.split(AT_ONCE)])
     return float((said == classes).double().mean())

@@ -43,11 +43,13 @@ class Probe(Study):
     measure: Callable[[Decoder, Tensor], Measured]
 
     @property
-    def reads_text(self) -> bool:
-        return self.of.reads_text
+    def rests_on(self) -> Training:
+        return self.of
+
+    def check(self, order: Order, encodings: Sequence[str]) -> None:
+        self.of.check(order, encodings)
 
     def run(self, order: Order, encodings: Sequence[str]) -> None:
-        self.of.run(order, encodings)
         trained, store = order.folder / self.of.name, order.folder / self.name / "rows.jsonl"
         store.parent.mkdir(parents=True, exist_ok=True)
         have = {row.trial for row in rows.read(store)}
@@ -67,7 +69,7 @@ class Probe(Study):
         ]
 
     def foresee(self, order: Order, encodings: Sequence[str]) -> None:
-        self.of.foresee(order, encodings)
+        print(f"measures of the models of {self.of.name}, in seconds")
 
     def read(self, folder: Path) -> list[Row]:
         trained = {row.trial for row in rows.read(folder / self.of.name / "rows.jsonl")}

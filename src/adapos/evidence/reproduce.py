@@ -12,11 +12,13 @@ from adapos.evidence.study import Study, Unfinished
 
 
 def needed(claims: Sequence[Claim]) -> dict[Study, tuple[str, ...]]:
-    """What must be run for these claims: encodings of each study."""
+    """What must be run for these claims, in this order: encodings of each study."""
     found: dict[str, tuple[Study, dict[str, None]]] = {}
     for claim in claims:
         for study, encodings in claim.needs:
-            found.setdefault(study.name, (study, {}))[1].update(dict.fromkeys(encodings))
+            for each in (study.rests_on, study):
+                if each is not None:
+                    found.setdefault(each.name, (each, {}))[1].update(dict.fromkeys(encodings))
     return {study: tuple(encodings) for study, encodings in found.values()}
 
 

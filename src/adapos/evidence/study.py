@@ -45,6 +45,20 @@ class Study(ABC):
         """Whether a user's data can take the place of its own."""
         return False
 
+    @property
+    def pretrained(self) -> bool:
+        """Whether a user's model can take the place of its own."""
+        return False
+
+    @property
+    def rests_on(self) -> Study | None:
+        """The study whose models it measures."""
+        return None
+
+    @abstractmethod
+    def check(self, order: Order, encodings: Sequence[str]) -> None:
+        """Raise ValueError where something is missing that it needs."""
+
     @abstractmethod
     def run(self, order: Order, encodings: Sequence[str]) -> None:
         """Do what is missing, beside what the folder holds for other claims."""
@@ -85,15 +99,22 @@ class Training(Study):
     def reads_text(self) -> bool:
         return tasks.read(tasks.normal(self.settings["task"]))[0].name == "text"
 
+    @property
+    def pretrained(self) -> bool:
+        return "model" in self.settings
+
     def plan(self, encodings: Sequence[str], order: Order) -> Plan:
         settings: dict[str, Any] = {**self.settings, "lengths": self.lengths}
         of_text = order.of_text
-        if "model" in settings:
+        if self.pretrained:
             settings["model"] = order.model or settings["model"]
             of_text = {**of_text, "tokenizer": settings["model"]}
         if self.reads_text:
             settings["task"] = tasks.normal(settings["task"], **of_text)
         return Plan(encodings=tuple(encodings), seeds=tuple(range(self.seeds)), **settings)
+
+    def check(self, order: Order, encodings: Sequence[str]) -> None:
+        plan.merged(self.plan(encodings, order).checked(), order.folder / self.name)
 
     def run(self, order: Order, encodings: Sequence[str]) -> None:
         asked, folder = self.plan(encodings, order).checked(), order.folder / self.name
