@@ -154,13 +154,14 @@ class Fire(Bias):
     def network(self, distance: Tensor, against: Tensor) -> Tensor:
         """(B, 1, t, S) -> (B, H, t, S)"""
         c, w1, b1, w2, b2 = (wide(x) for x in (self.c, self.w1, self.b1, self.w2, self.b2))
-
-        def psi(x: Tensor) -> Tensor:
-            return torch.log((c * x).abs() + 1)
-
-        ratio = (psi(distance.to(c.dtype)) / (psi(against) + EPSILON)).to(w1.dtype)
+        ratio = (psi(c, distance.to(c.dtype)) / (psi(c, against) + EPSILON)).to(w1.dtype)
         hidden = F.leaky_relu(ratio * w1[:, None, None] + b1[:, None, None], self.slope)  # (B, W, t, S)
         return torch.einsum("hw,bwts->bhts", w2, hidden) + b2[:, None, None]
+
+
+def psi(c: Tensor, x: Tensor) -> Tensor:
+    """Distances as FIRE has them."""
+    return torch.log((c * x).abs() + 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
@@ -25,7 +25,8 @@ from adapos import Layout, Shape, attend, build, explain
 from adapos.kernels import BACKENDS
 from adapos.kernels.cpu import library
 from adapos.model import Decoder
-from cases import LAYOUTS, PAIRS, VOCABULARY, Attention, Draw, Sizes, apart, text
+from adapos.pairs import Pairs
+from cases import LAYOUTS, PAIRS, VOCABULARY, Attention, Draw, Sizes, apart, fire, head_mix, ramp, table, text
 
 pytestmark = pytest.mark.skipif(library.MISSING is not None, reason=library.MISSING or "")
 
@@ -82,7 +83,7 @@ class Judge:
         """What errs by more than twice what the usual way errs by, and a little."""
         dtype = self.a.q.dtype
         floor = 1e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
-        names = ["out", *"qkv", *(f"term {i}" for i in range(len(found) - 4))]
+        names = ["out", *"qkv", *(f"term {i}" for i in range(len(found) - 4))][: len(found)]
         wrong = {}
         for name, x, eager, true in zip(names, found, self.usual, self.truth, strict=True):
             assert x.dtype == eager.dtype
@@ -136,6 +137,47 @@ def test_it_equals_the_reference_with_the_tiles_of_production(pairs: str) -> Non
                 torch.set_num_threads(count)
                 if found := judge.beyond(judge.a.run("native")):
                     wrong[f"{layout} of {length} on {count} threads"] = found
+    assert wrong == {}
+
+
+FIRES: dict[str, Callable[[Draw, Sizes], Pairs]] = {
+    "alone": lambda draw, at: Pairs((fire(draw, at),)),
+    "beside a table": lambda draw, at: Pairs((fire(draw, at), table(draw, at))),
+    "in a mix": lambda draw, at: Pairs((fire(draw, at),), head_mix(draw, at)),
+    "in a mix that adds none": lambda draw, at: Pairs((fire(draw, at),), head_mix(draw, at, form="concat")),
+    "in a mix of 5": lambda draw, at: Pairs((fire(draw, at),), head_mix(draw, at, kernel=5)),
+    "with all else": lambda draw, at: Pairs(
+        (table(draw, at), fire(draw, at), ramp(draw, at)), head_mix(draw, at, kernel=3)
+    ),
+}
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("poisoned", "threads")
+@pytest.mark.parametrize("kind", FIRES)
+def test_fire_equals_the_reference_where_nobody_asks_for_gradients(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, threads, dtypes = cycle(SIZES), cycle((1, 2)), cycle((torch.float32, torch.float32, torch.bfloat16))
+    wrong = {}
+    for layout in LAYOUTS:
+        dtype, named = next(dtypes), dict(zip(GROUPED, next(sizes), strict=True))
+
+        def drawn(
+            seed: int, dtype: torch.dtype = dtype, layout: str = layout, named: dict[str, int] = named
+        ) -> Attention:
+            a = Attention.make("nothing", layout, seed=seed, dtype=dtype, **named)
+            at = Sizes(named["batch"], named["heads"], named["groups"], a.layout.queries, a.layout.keys)
+            return replace(a, pairs=FIRES[kind](Draw(seed, dtype), at))
+
+        def run(a: Attention, backend: str) -> list[Tensor]:
+            return [attend(a.q, a.k, a.v, a.layout, a.pairs, backend=backend)]
+
+        a = drawn(0)
+        judge = Judge(a, run(a.to(torch.float64), "reference"), run(a, "reference"), math.inf)
+        for rows, columns in TILES:
+            cut(monkeypatch, rows, columns)
+            torch.set_num_threads(next(threads))
+            if found := judge.beyond(run(a, "native")):
+                wrong[f"{layout} in tiles of {rows} x {columns}"] = found
     assert wrong == {}
 
 
@@ -626,12 +668,18 @@ def test_what_it_cannot_run_it_refuses_in_one_sentence() -> None:
         refused(single("table", torch.float64))
         == "it takes float32, bfloat16 and float16, and these tensors are float64"
     )
-    assert refused(single("fire")) == "it adds tables over distance and ramps, and Fire is neither"
-    assert refused(single("mix 3 of grid")) == "it adds tables over distance and ramps, and Grid is neither"
+    assert refused(single("fire")) == "it has no gradients of Fire"
+    with torch.no_grad():
+        assert refused(single("fire")) is None
+        a, far = single("fire"), torch.tensor([[0, 2**22]]).expand(3, -1)
+        two = replace(a, pairs=Pairs((*a.pairs.bias, *a.pairs.bias)))
+        apart = Attention(a.q[:, :, :2], a.k[:, :, :2], a.v[:, :, :2], Layout(far, far), a.pairs)
+        assert refused(two) == refused(apart) == "it adds one Fire, of distances below 4194304"
+    assert refused(single("mix 3 of grid")) == "it adds tables over distance, ramps and FIRE, and Grid is none of them"
     assert refused(single("cope")) == "it mixes heads, and Cope counts along whole rows"
     assert refused(single("table"), dropout=0.1) == "it does not drop attention weights"
     a = single("fire")
-    with pytest.raises(ValueError, match="backend 'native' cannot run this call: it adds tables over distance and"):
+    with pytest.raises(ValueError, match="backend 'native' cannot run this call: it has no gradients of Fire"):
         attend(a.q, a.k, a.v, a.layout, a.pairs, backend="native")
 
 

@@ -9,7 +9,8 @@ from adapos.kernels.call import OPAQUE, Call
 from adapos.kernels.cpu import library
 from adapos.kernels.cpu.ops import DTYPES, native
 from adapos.kernels.cpu.terms import prepared
-from adapos.pairs import DistanceTable, HeadMix, Ramp
+from adapos.layout import FURTHEST
+from adapos.pairs import DistanceTable, Fire, HeadMix, Ramp
 
 FEW_KEYS = 1024
 
@@ -23,8 +24,13 @@ class Native:
         if call.q.dtype not in DTYPES:
             return f"it takes float32, bfloat16 and float16, and these tensors are {str(call.q.dtype)[6:]}"
         for term in call.pairs.bias:
-            if not isinstance(term, DistanceTable | Ramp):
-                return f"it adds tables over distance and ramps, and {type(term).__name__} is neither"
+            if not isinstance(term, DistanceTable | Ramp | Fire):
+                return f"it adds tables over distance, ramps and FIRE, and {type(term).__name__} is none of them"
+        fires = sum(isinstance(term, Fire) for term in call.pairs.bias)
+        if fires and call.differentiable:
+            return "it has no gradients of Fire"
+        if fires > 1 or (fires and call.layout.span + call.layout.ahead > FURTHEST):
+            return f"it adds one Fire, of distances below {FURTHEST}"
         if call.pairs.mix is not None and not isinstance(call.pairs.mix, HeadMix):
             return f"it mixes heads, and {type(call.pairs.mix).__name__} counts along whole rows"
         if call.transformed:
@@ -61,6 +67,7 @@ class Native:
         # a window of all keys is none
         window = 0 if layout.window is None or layout.window >= layout.keys else layout.window
         numbers = [
-            layout.start, window, int(layout.causal), int(layout.consecutive), terms.zero, int(terms.added)
+            layout.start, window, int(layout.causal), int(layout.consecutive), terms.zero, int(terms.added), terms.ahead
         ]  # fmt: skip
-        return native(call.q, call.k, call.v, *places, *terms.tensors(), numbers, call.scale).to(call.v.dtype)
+        settings = numbers, call.scale, terms.unit_slope
+        return native(call.q, call.k, call.v, *places, *terms.tensors(), *settings).to(call.v.dtype)

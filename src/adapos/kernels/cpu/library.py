@@ -36,7 +36,7 @@ class Table(ctypes.Structure):
     ]
 
 
-_SIZES = ("batch", "heads", "groups", "queries", "keys", "width", "values", "hidden", "taps")
+_SIZES = ("batch", "heads", "groups", "queries", "keys", "width", "values", "hidden", "taps", "units")
 _SETTINGS = ("start", "window", "causal", "consecutive", "dtype", "added", "rows", "columns", "threads")
 
 
@@ -45,11 +45,12 @@ class Problem(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in (*_SIZES, *_SETTINGS)),
-        *((name, ctypes.c_double) for name in ("scale", "slope")),
+        *((name, ctypes.c_double) for name in ("scale", "slope", "unit_slope")),
         *((name, View) for name in ("q", "k", "v", "out")),
         *((name, ctypes.c_void_p) for name in ("q_pos", "k_pos", "q_doc", "k_doc", "top", "sums")),
-        *((name, Table) for name in ("first", "second", "bias")),
+        *((name, Table) for name in ("first", "second", "bias", "psi")),
         *((name, ctypes.c_void_p) for name in ("ramp_q", "ramp_k", "w_in", "w_bias", "b_in", "w_out")),
+        *((name, ctypes.c_void_p) for name in ("against", "w1", "b1", "w2", "b2")),
         *((name, View) for name in ("d_out", "d_q", "d_k", "d_v")),
         *((name, ctypes.c_void_p) for name in ("d_ramp_q", "d_ramp_k", "d_w_in", "d_w_bias", "d_b_in", "d_w_out")),
     ]

@@ -18,12 +18,13 @@ from adapos.kernels.cpu.terms import NAMES
 from adapos.pairs import SLOPE
 
 ROWS, COLUMNS = 0, 0  # of a tile; 0: as measured best
+TABLES = ("first", "second", "bias", "psi")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 _PLACES = "Tensor? q_pos, Tensor? k_pos, Tensor? q_doc, Tensor? k_doc"
 _TERMS = ", ".join(f"Tensor? {name}" for name in NAMES)
-# numbers: start, window or 0, causal, consecutive, zero, added
-_REST = f"{_PLACES}, {_TERMS}, SymInt[] numbers, float scale"
+# numbers: start, window or 0, causal, consecutive, zero, added, ahead
+_REST = f"{_PLACES}, {_TERMS}, SymInt[] numbers, float scale, float unit_slope"
 torch.library.define("adapos::native", f"(Tensor q, Tensor k, Tensor v, {_REST}) -> (Tensor, Tensor)")
 torch.library.define(
     "adapos::native_backward",
@@ -33,7 +34,7 @@ torch.library.define(
 
 def _problem(q: Tensor, k: Tensor, v: Tensor, out: Tensor, ends: Tensor, rest: tuple[Any, ...]) -> library.Problem:
     places, terms = rest[:4], dict(zip(NAMES, rest[4 : 4 + len(NAMES)], strict=True))
-    (start, window, causal, consecutive, zero, added), scale = rest[-2], rest[-1]
+    (start, window, causal, consecutive, zero, added, ahead), scale, unit_slope = rest[-3:]
     w_out = terms["w_out"]
     taps, hidden = (1, 0) if w_out is None else (w_out.shape[0], w_out.shape[2])
     problem = library.Problem(
@@ -46,6 +47,7 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, out: Tensor, ends: Tensor, rest: t
         values=v.shape[3],
         hidden=hidden,
         taps=taps,
+        units=0 if terms["w1"] is None else terms["w1"].shape[0],
         start=start,
         window=window,
         causal=causal,
@@ -57,6 +59,7 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, out: Tensor, ends: Tensor, rest: t
         threads=torch.get_num_threads(),
         scale=scale,
         slope=SLOPE,
+        unit_slope=unit_slope,
         q=library.view(q),
         k=library.view(k),
         v=library.view(v),
@@ -75,9 +78,9 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, out: Tensor, ends: Tensor, rest: t
             )
         if x is None or name == "b_out":
             continue
-        if name in ("first", "second", "bias"):
-            offset = taps // 2 if name == "first" else 0
-            setattr(problem, name, library.Table(x.data_ptr(), None, x.shape[1], zero + offset))
+        if name in TABLES:
+            at = {"first": zero + taps // 2, "psi": ahead}.get(name, zero)
+            setattr(problem, name, library.Table(x.data_ptr(), None, x.shape[1], at))
         else:
             setattr(problem, name, x.data_ptr())
     return problem
@@ -117,7 +120,7 @@ def _backward(grad: Tensor, out: Tensor, ends: Tensor, q: Tensor, k: Tensor, v: 
     problem.d_q, problem.d_k, problem.d_v = (library.view(x) for x in found[:3])
     names = [name for name, x in zip(NAMES[:-1], terms[:-1], strict=True) if x is not None]
     for name, x in zip(names, found[3:], strict=True):
-        if name in ("first", "second", "bias"):
+        if name in TABLES:
             getattr(problem, name).grad = x.data_ptr()
         else:
             setattr(problem, f"d_{name}", x.data_ptr())
@@ -133,7 +136,7 @@ def _backward_shapes(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.numbers, ctx.scale = inputs
+    *tensors, ctx.numbers, ctx.scale, ctx.unit_slope = inputs
     ctx.there = [x is not None for x in tensors]
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[1])
@@ -142,7 +145,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return (None,) * (len(ctx.there) + 2)
+        return (None,) * (len(ctx.there) + 3)
     out, ends, *kept = ctx.saved_tensors
     rest = iter(kept)
     tensors = [next(rest) if there else None for there in ctx.there]
@@ -150,13 +153,13 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | Non
     run: Callable[..., Any] = (
         torch.ops.adapos.native_backward if torch.is_grad_enabled() or _watched(grad) else _backward
     )
-    found = iter(run(grad, out, ends, *tensors, ctx.numbers, ctx.scale))
+    found = iter(run(grad, out, ends, *tensors, ctx.numbers, ctx.scale, ctx.unit_slope))
     gradients: list[Tensor | None] = []
     for index, x in enumerate(tensors):
         place = 3 <= index < 7
         last = index == len(tensors) - 1
         gradients.append(None if x is None or place else torch.zeros_like(x) if last else next(found))
-    return *gradients, None, None
+    return *gradients, None, None, None
 
 
 def _refuse(ctx: Any, *_: Any) -> tuple[None, ...]:

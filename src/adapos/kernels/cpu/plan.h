@@ -116,7 +116,7 @@ struct Plan {
     bool packed, backward;
     bool direct;  // so few queries that keys and values are read where they are, once
     bool mixed;
-    Line first, second, bias;
+    Line first, second, bias, psi;
     float *k_across = nullptr, *v_along = nullptr, *v_across = nullptr, *k_along = nullptr;
     int32_t *inside_hidden = nullptr, *inside_logit = nullptr, *ones = nullptr;
     Arena arena;
@@ -156,6 +156,7 @@ struct Plan {
         inside_logit = arena.take<int32_t>(columns);
         if (p.consecutive) {
             first = line(p.first, p.hidden), second = line(p.second, p.heads), bias = line(p.bias, p.heads);
+            psi = line(p.psi, 1);
         }
         if (packed) {
             int64_t all = p.batch * p.groups * tiles;
@@ -183,6 +184,7 @@ struct Plan {
         }
         if (p.consecutive) {
             fill(first, p.first, p.hidden), fill(second, p.second, p.heads), fill(bias, p.bias, p.heads);
+            fill(psi, p.psi, 1);
         }
         return true;
     }

@@ -20,6 +20,7 @@ struct Table {
 
 struct Problem {
     int64_t batch, heads, groups, queries, keys, width, values, hidden, taps;
+    int64_t units;  // of the network of a ratio
     int64_t start;   // index on the key axis of the first query
     int64_t window;  // 0: none
     int64_t causal;
@@ -30,6 +31,7 @@ struct Problem {
     int64_t threads;
     double scale;
     double slope;  // of the rectifier below zero
+    double unit_slope;
 
     View q, k, v, out;             // (B, H, T, D), (B, G, S, D), (B, G, S, E), (B, H, T, E)
     const int64_t *q_pos, *k_pos;  // (B, T), (B, S); read unless consecutive
@@ -40,9 +42,12 @@ struct Problem {
     Table first;   // (W, .): the bias through the first layer, and b_in
     Table second;  // (H, .): the bias
     Table bias;    // (H, .): the bias alone, for rows where a tap meets a key that is not seen, and for ramps
+    Table psi;     // (1, .): the bias is also a network of psi(distance) / against; forward only
     const double *ramp_q, *ramp_k;      // (B, H, T), (B, H, S)
     const float *w_in, *w_bias, *b_in;  // (k, W, H), (k, W, H), (W,)
     const float *w_out;                 // (k, H, W); b_out is missing, for no softmax sees a constant
+    const float *against;               // (B, T)
+    const float *w1, *b1, *w2, *b2;     // (U,), (U,), (H, U), (H,)
 
     // backward only
     View d_out, d_q, d_k, d_v;

@@ -9,19 +9,22 @@ through which ordinary autograd carries the gradients on to whatever made b:
 b_out is not added, for no softmax sees a constant; its gradient is zero.
 
 Where that does not hold, the kernel is given b and w_bias and sends the bias through the first layer pair by pair:
-for ramps, for ids that are not consecutive where taps read neighbours, and in rows where a tap meets a key that is not
-seen.
+for ramps, for FIRE, for ids that are not consecutive where taps read neighbours, and in rows where a tap meets a key
+that is not seen. FIRE is a network of psi, a table over distance, against a number of each query; it is computed where
+it is needed, and has no gradients here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from adapos.kernels.call import Call
-from adapos.pairs import DistanceTable, HeadMix, Ramp, along_keys
+from adapos.layout import Layout
+from adapos.pairs import EPSILON, DistanceTable, Fire, HeadMix, Ramp, along_keys, psi
 
 FEW = 16  # queries, for which making tables costs more than it saves
 
@@ -39,15 +42,23 @@ class Terms:
     w_bias: Tensor | None = None  # (k, W, H)
     b_in: Tensor | None = None  # (W,)
     w_out: Tensor | None = None  # (k, H, W)
+    psi: Tensor | None = None  # (1, R)
+    against: Tensor | None = None  # (B, T)
+    w1: Tensor | None = None  # (U,)
+    b1: Tensor | None = None  # (U,)
+    w2: Tensor | None = None  # (H, U)
+    b2: Tensor | None = None  # (H,)
     b_out: Tensor | None = None  # (H,)
     zero: int = 0  # the column of distance 0 in `second` and `bias`
     added: bool = True  # the bias stands beside the mix as well as inside it
+    ahead: int = 0  # the column of distance 0 in `psi`
+    unit_slope: float = 0.0  # of the network's rectifier, below zero
 
     def tensors(self) -> list[Tensor | None]:
         return [getattr(self, name) for name in NAMES]
 
 
-NAMES = tuple(field.name for field in fields(Terms) if field.name not in ("zero", "added"))
+NAMES = tuple(field.name for field in fields(Terms) if field.name not in ("zero", "added", "ahead", "unit_slope"))
 
 
 def prepared(call: Call) -> Terms:
@@ -56,14 +67,17 @@ def prepared(call: Call) -> Terms:
     ramps = [term for term in call.pairs.bias if isinstance(term, Ramp)]
     ramp_q = sum((term.q.double() for term in ramps[1:]), ramps[0].q.double()).contiguous() if ramps else None
     ramp_k = sum((term.k.double() for term in ramps[1:]), ramps[0].k.double()).contiguous() if ramps else None
+    fire = next((term for term in call.pairs.bias if isinstance(term, Fire)), None)
+    network = {} if fire is None else _network(fire, call.layout)
     mix = call.pairs.mix
     if mix is None:
-        return Terms(second=table, ramp_q=ramp_q, ramp_k=ramp_k, zero=zero)
+        return Terms(second=table, ramp_q=ramp_q, ramp_k=ramp_k, zero=zero, **network)
     assert isinstance(mix, HeadMix)
     mix = mix.holding([x.float() for x in mix.tensors()])
     b_in, w_out, b_out, (of_score, of_bias) = mix.b_in, mix.w_out, mix.b_out, mix.halves(call.heads)
     reach, biased, added = mix.kernel // 2, bool(call.pairs.bias), mix.form != "concat"
-    tabled = table is not None and not ramps and call.layout.queries > FEW and (call.layout.consecutive or not reach)
+    plain = not ramps and fire is None and (call.layout.consecutive or not reach)
+    tabled = table is not None and plain and call.layout.queries > FEW
     spelled = not tabled or reach > 0
     first = second = None
     if tabled:
@@ -83,7 +97,23 @@ def prepared(call: Call) -> Terms:
         b_out=b_out,
         zero=zero,
         added=added,
+        **network,
     )
+
+
+def _network(fire: Fire, layout: Layout) -> dict[str, Any]:
+    c, threshold, w1, b1, w2, b2 = (x.float().contiguous() for x in fire.tensors())
+    own = torch.maximum(layout.q_pos.float(), threshold)
+    return {
+        "psi": psi(c, layout.distances().float())[None].contiguous(),
+        "against": (psi(c, own) + EPSILON).contiguous(),
+        "w1": w1,
+        "b1": b1,
+        "w2": w2,
+        "b2": b2,
+        "ahead": layout.ahead,
+        "unit_slope": fire.slope,
+    }
 
 
 def _through(table: Tensor, weight: Tensor, b_in: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ struct Worker {
     const float *k_across = nullptr, *v_along = nullptr, *v_across = nullptr, *k_along = nullptr;
     Range *logit_panels, *hidden_panels, *score_panels;  // that a group of queries needs
 
-    float *score, *hidden, *bias_row, *line, *lines, *q, *top;
+    float *score, *hidden, *bias_row, *line, *lines, *q, *top, *ratio, *units;
     float *own_k_across, *own_v_along, *own_v_across, *own_k_along;
     int32_t *seen, *seen_hidden, *seen_logit;
     int64_t *distance;
@@ -45,6 +45,7 @@ struct Worker {
         const int64_t R = plan.rows, C = plan.columns, H = p.heads, most_groups = divided_up(R, TALL);
         line = arena.take<float>(most(plan.wide_d, plan.wide_e));
         lines = arena.take<float>(p.consecutive ? 0 : (p.hidden + H) * C);
+        ratio = arena.take<float>(p.units ? C : 0), units = arena.take<float>(p.units * C);
         q = arena.take<float>(H * R * plan.wide_d);
         top = arena.take<float>(R * heads_wide);
         seen = arena.take<int32_t>(R * C), seen_hidden = arena.take<int32_t>(C), seen_logit = arena.take<int32_t>(C);
@@ -204,7 +205,7 @@ struct Worker {
     }
 
     void measure(int64_t row) {
-        if (p.consecutive || !(p.first.data || p.second.data || p.bias.data)) return;
+        if (p.consecutive || !(p.first.data || p.second.data || p.bias.data || p.psi.data)) return;
         int64_t own = p.q_pos[b * p.queries + begin + row];
         for (int64_t x = 0; x < plan.columns; x++) {
             int64_t key = origin + x;
@@ -258,11 +259,11 @@ struct Worker {
                 row.second =
                     under(plan.second, p.second, p.heads, number, lines + p.hidden * plan.columns, row.second_pitch);
         }
-        if (row.spelled ? (p.bias.data || p.ramp_q) : p.ramp_q != nullptr) spell(row);
+        if ((row.spelled && p.bias.data) || p.ramp_q || p.psi.data) spell(row);
         return row;
     }
 
-    // the bias of a row: table and ramp where the mix reads both, the ramp alone where a line holds the table
+    // the bias of a row, but for the table where a line holds it
     void spell(Row &row) {
         int64_t pitch = 0, length = plan.columns;
         const float *table = nullptr;
@@ -278,13 +279,49 @@ struct Worker {
                 for (int64_t x = end; x < length; x++) to[x] = 0;
                 if (table)
                     for (int64_t x = 0; x < length; x++) to[x] += table[h * pitch + x];
-            } else {
+            } else if (table) {
                 std::memcpy(to, table + h * pitch, size_t(length) * 4);
+            } else {
+                std::memset(to, 0, size_t(length) * 4);
             }
-            if (row.masked)
-                for (int64_t x = 0; x < length; x += LANES) store(to + x, kept(load(row.seen + x), load(to + x)));
+        }
+        if (p.psi.data) add_network(row);
+        for (int64_t h = 0; row.masked && h < p.heads; h++) {
+            float *to = bias_row + h * length;
+            for (int64_t x = 0; x < length; x += LANES) store(to + x, kept(load(row.seen + x), load(to + x)));
         }
         row.bias = bias_row;
+    }
+
+    // bias_row[head][column] += w2 leaky(w1 psi / against + b1) + b2
+    void add_network(const Row &row) {
+        int64_t pitch = 0;
+        const int64_t C = plan.columns, U = p.units;
+        const float *psi = under(plan.psi, p.psi, 1, row.number, ratio, pitch);
+        const Vec against = all(p.against[b * p.queries + begin + row.number]);
+        const float slope = float(p.unit_slope), *w2 = p.w2, *b2 = p.b2, *from = units;
+        float *const to = bias_row;
+        for (int64_t x = 0; x < C; x += LANES) store(ratio + x, load(psi + x) / against);
+        for (int64_t u = 0; u < U; u++) {
+            const Vec weight = all(p.w1[u]), bias = all(p.b1[u]);
+            for (int64_t x = 0; x < C; x += LANES) {
+                const Vec here = load(ratio + x) * weight + bias;
+                store(units + u * C + x, larger(here, here * slope));
+            }
+        }
+        in_blocks(p.heads, [&](int64_t h, auto height) INLINE {
+            constexpr int M = decltype(height)::value;
+            for (int64_t x = 0; x < C; x += PANEL) {
+                Vec acc[M][2];
+#pragma GCC unroll 8
+                for (int m = 0; m < M; m++) acc[m][0] = acc[m][1] = all(b2[h + m]);
+                accumulate<M>(acc, U, w2 + h * U, U, 1, from + x, C);
+                add_from<M>(acc, to + h * C + x, C);
+#pragma GCC unroll 8
+                for (int m = 0; m < M; m++)
+                    store(to + (h + m) * C + x, acc[m][0]), store(to + (h + m) * C + x + LANES, acc[m][1]);
+            }
+        });
     }
 
     void mask_scores(const Row &row) {
