@@ -27,7 +27,7 @@ def test_what_is_static_does_not_adapt(spec: str) -> None:
     assert measure(model(spec), texts(3)) == []
 
 
-@pytest.mark.parametrize("spec", ["kerple + dape", "kerple + dape(kernel=3)", "dape", "fox", "cable"])
+@pytest.mark.parametrize("spec", ["kerple + dape", "kerple + dape(kernel=3)", "dape", "fox", "cable", "fox + dape"])
 def test_what_reads_the_data_adapts_in_every_layer(spec: str) -> None:
     found = measure(model(spec), texts())
     assert [layer.layer for layer in found] == [0, 1, 2]

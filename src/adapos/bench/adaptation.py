@@ -62,7 +62,8 @@ def parts(q: Tensor, keys: Keys, layout: Layout, pairs: Pairs) -> tuple[Tensor, 
     bias = pairs.added(layout)
     bias = torch.zeros_like(score) if bias is None else bias.expand_as(score).masked_fill(~seen, 0.0)
     static = bias.mean(0, keepdim=True).expand_as(bias)
-    logit = score + bias if pairs.mix is None else pairs.mix.rows(score, bias if pairs.bias else None, seen)
+    read = bias.to(score.dtype) if pairs.bias else None
+    logit = score + bias if pairs.mix is None else pairs.mix.rows(score, read, seen)
     added = static if not isinstance(pairs.mix, HeadMix) or pairs.mix.form != "concat" else 0.0
     adaptive = centred(logit - score - added, shared)
     return adaptive.flatten(1), centred(static if pairs.bias else score, shared).flatten(1)
