@@ -9,10 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from textwrap import wrap
+from xml.etree import ElementTree
 
 from adapos.plots import DASHES, Axis, Look, marked
 
+NAMESPACE = "http://www.w3.org/2000/svg"
+TAG = f"{{{NAMESPACE}}}"  # before the name of one, to ElementTree
+FAMILY = "Helvetica, Arial, sans-serif"
 LETTER = 0.51  # about the width of one, beside the size of the font
+SMALL = 9.0  # the font of words below a plot, and beside marks
+ASIDE = 9.0  # from a mark to the word beside it
 THIN = 1.3
 
 
@@ -74,6 +81,19 @@ class Plot:
         drawn = marked(look, self.x(x), self.y(y), radius)
         self.parts.append(f"<g><title>{escape(said)}</title>{drawn}</g>" if said else drawn)
 
+    def ring(self, x: float, y: float, name: str = "") -> None:
+        """Around a mark. One that has a name is hidden until a page shows it."""
+        hidden = f' data-ring="{name}" visibility="hidden"' if name else ""
+        at = f'cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="7"'
+        self.parts.append(f'<circle {at} fill="none" stroke="currentColor"{hidden}/>')
+
+    def beside(self, x: float, y: float, said: str) -> None:
+        """A word to the right of a mark, above the line that it stands on."""
+        self.over.append(
+            f'<text x="{self.x(x) + ASIDE:.1f}" y="{self.y(y) - 2:.1f}" font-size="{SMALL:g}" class="ink">'
+            f"{escape(said)}</text>"
+        )
+
     def rule(self, x: float, said: str) -> None:
         """An upright line over the whole height, named at its top."""
         at = self.x(x)
@@ -84,8 +104,8 @@ class Plot:
             f'fill="#555" class="ink">{escape(said)}</text>'
         )
 
-    def svg(self, key: Mapping[str, Look] | None = None, marks: bool = True) -> str:
-        """The whole, with a key below it that names the lines."""
+    def svg(self, key: Mapping[str, Look] | None = None, marks: bool = True, said: str = "") -> str:
+        """The whole, with a key below it that names the lines, and a description that is not seen."""
         frame, (right, bottom) = self.frame, self.end
         middle, font = (frame.top + bottom) / 2, frame.font
         parts = [
@@ -114,16 +134,43 @@ class Plot:
             f'<path d="M{frame.left} {frame.top}V{bottom}H{right}" fill="none" stroke="#000" class="axis"/>',
         ]
         named, below = legend(key or {}, frame, marks)
-        return whole(self.title, frame.width, frame.height + below, font, [*parts, *named])
+        return whole(self.title, frame.width, frame.height + below, font, [*parts, *named], said=said)
 
 
-def whole(title: str, width: float, height: float, font: float, parts: Iterable[str], family: str = "") -> str:
+def whole(
+    title: str,
+    width: float,
+    height: float,
+    font: float,
+    parts: Iterable[str],
+    family: str = FAMILY,
+    said: str = "",
+) -> str:
     """A file of SVG, or an element of a page, as wide as there is room for."""
+    names = [f"<title>{escape(title)}</title>", *([f"<desc>{escape(said)}</desc>"] if said else [])]
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="adapos" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="{family or "Helvetica, Arial, sans-serif"}" '
-        f'font-size="{font:g}" role="img">\n<title>{escape(title)}</title>\n' + "\n".join(parts) + "\n</svg>\n"
+        f'<svg xmlns="{NAMESPACE}" class="adapos" width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="{family}" font-size="{font:g}" role="img">\n'
+        + "\n".join([*names, *parts])
+        + "\n</svg>\n"
     )
+
+
+def captioned(drawn: str) -> str:
+    """The same with its title and its description to be read below it, for a file that stands alone."""
+    ElementTree.register_namespace("", NAMESPACE)
+    root = ElementTree.fromstring(drawn)
+    width, height = (int(root.get(side, "0")) for side in ("width", "height"))
+    said = ". ".join(root.findtext(TAG + name, "") for name in ("title", "desc"))
+    look = {"class": "caption", "font-family": FAMILY, "font-size": f"{SMALL:g}"}
+    words = ElementTree.SubElement(root, TAG + "g", look)
+    for line in wrap(said, int((width - 2 * SMALL) / (LETTER * SMALL))):
+        height += round(1.35 * SMALL)
+        ElementTree.SubElement(words, TAG + "text", {"x": f"{SMALL:g}", "y": f"{height}"}).text = line
+    height += round(SMALL)
+    root.set("height", str(height))
+    root.set("viewBox", f"0 0 {width} {height}")
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
 def legend(look: Mapping[str, Look], frame: Frame, marks: bool = True) -> tuple[list[str], float]:

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from shelved import trial
 
-from adapos.explore import app, page, shelf
+from adapos.explore import app, commands, page, shelf
 from commands import run as adapos
 from pages import Reader
 
@@ -78,6 +78,31 @@ def test_figures_beside_another_model(run: Path, text: Path, tmp_path: Path) -> 
     assert "rope" in (tmp_path / "out" / "attention.svg").read_text()
 
 
+def test_figures_of_an_earlier_run_go_and_all_else_stays(run: Path, text: Path, tmp_path: Path) -> None:
+    out, one = tmp_path / "out", ["figures", str(run / "trials" / "c"), "--text", str(text)]
+    assert adapos(*one, "--against", str(run / "trials" / "d"), "--out", str(out))[0] == 0
+    assert {path.name for path in out.iterdir()} <= commands.OWN
+    drawn = (out / "attention.svg").read_text()
+    mine = {"products.svg": '<svg class="adapos"/>', "attention-1.svg": drawn, "other.svg": drawn}
+    for name, content in mine.items():
+        (out / name).write_text(content)
+    code, said, _ = adapos(*one, "--out", str(out))
+    assert code == 0
+    for name in ("moved-2", "products-2", "text-1", "text-2"):
+        assert f"removed {out / name}.svg, of an earlier run\n" in said
+    assert sorted(path.name for path in out.iterdir()) == sorted([*(f"{name}.svg" for name in FIGURES), *mine])
+    assert [(out / name).read_text() for name in mine] == list(mine.values())
+
+
+def test_no_figure_is_written_where_one_cannot_be(run: Path, text: Path, tmp_path: Path) -> None:
+    one = ("figures", run / "trials" / "c", "--text", text, "--out")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "heads.svg").write_text("<svg/>")
+    assert "heads.svg exists and was not made by adapos; remove it or choose" in refused(*one, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["heads.svg"]
+    assert "text.txt must be a folder, and is none; choose another --out" in refused(*one, text)
+
+
 def test_the_page_holds_every_picture_that_can_be_chosen(run: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "page.html"
     code, said, _ = adapos("explore", str(run), "--text", str(text), "--static", str(out))
@@ -106,13 +131,18 @@ def test_a_model_with_many_heads_has_fewer_queries_on_the_page(run: Path, text: 
     assert {key.split()[-1] for key in held(out)["row"]} == {"0", "1"}
 
 
-def test_a_page_is_written_in_place_of_a_page_alone(run: Path, tmp_path: Path) -> None:
+def test_a_page_is_written_in_place_of_a_page_alone(
+    run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "Reading", None)  # nothing is computed before it is refused
     other = tmp_path / "thesis.html"
     other.write_text("<p>years of work")
     said = refused("explore", run / "trials" / "a", "--static", other)
     assert "thesis.html exists and was not made by adapos; remove it or choose another name" in said
     assert other.read_text() == "<p>years of work"
     assert "is a folder; give the name of a file" in refused("explore", run / "trials" / "a", "--static", tmp_path)
+    said = refused("explore", run / "trials" / "a", "--static", text / "page.html")
+    assert f"page.html cannot be written, for {text} is not a folder; choose another name" in said
 
 
 def test_folders_that_hold_nothing_to_explore(
@@ -120,9 +150,11 @@ def test_folders_that_hold_nothing_to_explore(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert "runs/demo holds no trained models; run `make demo`, or give the folder" in refused("explore")
-    assert "there is no folder nowhere" in refused("explore", "nowhere")
+    assert "there is no folder nowhere; give the folder of a trial" in refused("explore", "nowhere")
+    assert "text.txt is a file; give the folder of a trial or of a comparison" in refused("explore", text)
     (tmp_path / "empty").mkdir()
-    assert "empty holds no trial that is trained to its end" in refused("explore", "empty")
+    said = refused("explore", "empty")
+    assert "empty holds no trial that is trained to its end, and no config.json of one; give the folder" in said
     assert "holds 4 models, and one is to be drawn; give one of" in refused("figures", run, "--text", text)
     assert "holds 4 models" in refused("explore", run / "trials" / "a", "--against", run)
     adding = trial(tmp_path / "adding", "rope", "addition")
@@ -141,6 +173,25 @@ def test_folders_that_hold_nothing_to_explore(
     assert not page.exists()
 
 
+def test_a_damaged_trial_is_one_sentence(text: Path, tmp_path: Path) -> None:
+    def damaged(name: str, **settings: object) -> str:
+        folder = trial(tmp_path / name, "kerple")
+        held = json.loads((folder / "config.json").read_text())
+        held["trial"] |= settings
+        (folder / "config.json").write_text(json.dumps(held))
+        return refused("figures", folder, "--text", text, "--out", tmp_path / "out")
+
+    said = damaged("heads", heads=8, kv_heads=8)
+    assert "config.json is not what" in said
+    assert "the weights do not fit the model: encoding.p is of (3, 4), not (3, 8); put that one back" in said
+    assert "are missing or unknown; put that one back" in damaged("layers", layers=2)
+    assert "config.json is damaged, its settings are not those of a trial: " in damaged("odd", depth=2)
+    lost = trial(tmp_path / "lost", "rope")
+    (lost / "weights.safetensors").unlink()
+    said = refused("figures", lost, "--text", text)
+    assert "lost has lost its weights.safetensors; put it back, or remove its done.json to train on" in said
+
+
 def test_without_a_folder_the_demo_is_explored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for seed in (0, 1):
@@ -153,8 +204,8 @@ def test_texts_and_choices_that_make_no_sense(run: Path, text: Path, tmp_path: P
     one = run / "trials" / "c"
     (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "long.txt").write_text("a" * 5000)
-    assert "there is no file" in refused("figures", one, "--text", tmp_path / "none.txt")
-    assert "is not a file" in refused("figures", one, "--text", tmp_path)
+    assert "none.txt; give one that holds the text" in refused("figures", one, "--text", tmp_path / "none.txt")
+    assert "is not a file; give one that holds the text" in refused("figures", one, "--text", tmp_path)
     assert "the text is empty" in refused("explore", one, "--text", tmp_path / "empty.txt")
     assert "the text is 5,000 bytes long" in refused("explore", one, "--text", tmp_path / "long.txt")
     for name, value, last in (("layer", 3, 2), ("head", -1, 3), ("query", 900, 56)):
@@ -167,6 +218,24 @@ def test_a_text_may_be_any_bytes(run: Path, tmp_path: Path) -> None:
     words = ["figures", str(run / "trials" / "c"), "--text", str(tmp_path / "odd.bin"), "--out", str(tmp_path / "out")]
     assert adapos(*words)[0] == 0
     ElementTree.fromstring((tmp_path / "out" / "text.svg").read_text())
+
+
+def test_the_app_refuses_bytes_that_are_no_text(run: Path, tmp_path: Path) -> None:
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("un café".encode("latin-1"))
+    said = refused("explore", run, "--text", latin)
+    assert f"the app reads UTF-8, and {latin} is not, at byte 6; save it as UTF-8, or give --static OUT.html" in said
+    out = tmp_path / "page.html"
+    assert adapos("explore", str(run / "trials" / "a"), "--text", str(latin), "--static", str(out))[0] == 0
+    assert "one text of 7 bytes, each of them a token" in out.read_text()
+
+
+def test_one_byte_is_one_token(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("x")
+    out = tmp_path / "page.html"
+    words = ["explore", str(run / "trials" / "a"), "--text", str(tmp_path / "one.txt"), "--static", str(out)]
+    assert adapos(*words)[0] == 0
+    assert "one text of 1 byte, one token." in out.read_text()
 
 
 def test_the_app_without_gradio_is_one_sentence(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,19 @@ needs_gradio = pytest.mark.skipif(importlib.util.find_spec("gradio") is None, re
 
 TEXT = "for price in prices: total += price; <b>&amp; ${1 + 1} `</script>"
 DRAWN = "return document.querySelector('figure[data-name=attention] svg')?.outerHTML ?? ''"
+# what would be downloaded
+KEEP = """
+window.kept = [];
+URL.createObjectURL = blob => (kept.push({text: blob.text()}), "#");
+HTMLAnchorElement.prototype.click = function () { kept.at(-1).name = this.download; };
+"""
+# where the text of a list may reach, and where its arrow begins
+ENDS = """
+const [box, arrow] = ["input", "svg.dropdown-arrow"].map(each => document.querySelector(`#${arguments[0]} ${each}`));
+const end = box.getBoundingClientRect().right - parseFloat(getComputedStyle(box).paddingRight);
+return [end, arrow.getBoundingClientRect().left];
+"""
+RINGS = "return [...document.querySelectorAll('[data-ring][visibility=visible]')].map(each => each.dataset.ring)"
 NAMES = "return [...document.querySelectorAll('figure[data-name]')].map(each => each.dataset.name)"
 
 
@@ -91,17 +104,23 @@ def fits(browser: Any, width: int) -> None:
     assert all(each["width"] > 200 and each["x"] >= 0 and each["x"] + each["width"] <= width for each in sizes)
 
 
-def saved(browser: Any) -> None:
-    """The link of a picture leads to a file of it, in place of which nothing is downloaded here."""
-    script = """
-    const link = document.querySelector("figure[data-name=attention] a[download]"), done = arguments[0];
-    window.addEventListener("click", event => event.preventDefault(), {once: true});
-    link.click();
-    fetch(link.href).then(file => file.text()).then(text => done([link.download, text]));
-    """
-    name, text = browser.execute_async_script(script)
-    assert name == "attention.svg"
-    assert ElementTree.fromstring(text).tag.endswith("svg")
+def saved(browser: Any) -> list[str]:
+    """The names of the files of all pictures, in place of which nothing is downloaded here; each must be SVG."""
+    from selenium.webdriver.common.keys import Keys
+
+    browser.execute_script(KEEP)
+    buttons = browser.find_elements("css selector", "figure[data-name] button")
+    for button in buttons:
+        browser.execute_script("arguments[0].click()", button)
+    for pressed in (Keys.ENTER, Keys.SPACE):
+        buttons[0].send_keys(pressed)
+    script = "const done = arguments[0]; Promise.all(kept.map(each => each.text)).then(done)"
+    names, texts = browser.execute_script("return kept.map(each => each.name)"), browser.execute_async_script(script)
+    assert len(names) == len(texts) == len(buttons) + 2
+    assert names[-2:] == [names[0]] * 2
+    for text in texts:
+        assert ElementTree.fromstring(text).tag.endswith("svg")
+    return [*names[:-2]]
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -129,7 +148,8 @@ def test_controls_of_the_page_choose_what_is_drawn(browser: Any, static: str) ->
     Select(browser.find_element("id", "choose-model")).select_by_visible_text("tape")
     assert "moved" in browser.execute_script(NAMES)
     assert TEXT in browser.execute_script("return document.querySelector('details pre').textContent")
-    saved(browser)
+    assert browser.execute_script(RINGS) == ["1 2"]
+    assert "attention-tape-layer-1-head-2-query-53.svg" in saved(browser)
     assert browser.get_log("browser") == []
 
 
@@ -145,7 +165,7 @@ def test_the_page_follows_the_dark(browser: Any, static: str) -> None:
     assert seen == ["rgb(28, 30, 33)", "rgb(228, 230, 233)"]
 
 
-def typed(browser: Any, text: str) -> None:
+def typed(browser: Any, text: str, *, read: bool = True) -> None:
     """All of the text at once, as if pasted, and then read."""
     script = """
     const box = document.querySelector("#given textarea");
@@ -153,7 +173,8 @@ def typed(browser: Any, text: str) -> None:
     box.dispatchEvent(new Event("input", {bubbles: true}));
     """
     browser.execute_script(script, text)
-    browser.find_element("id", "read").click()
+    if read:
+        browser.find_element("id", "read").click()
 
 
 def picked(browser: Any, name: str, option: str) -> None:
@@ -181,6 +202,9 @@ def test_the_app_is_drawn_fits_and_asks_its_own_server_alone(browser: Any, addre
     fits(browser, width)
     assert [url for url in asked(browser) if not url.startswith(address)] == []
     assert browser.get_log("browser") == []
+    for name in ("model", "beside", "layer", "head"):
+        text, arrow = browser.execute_script(ENDS, name)
+        assert text <= arrow
 
 
 @needs_gradio
@@ -197,8 +221,75 @@ def test_the_app_draws_what_is_typed_and_chosen(browser: Any, address: str) -> N
     picked(browser, "beside", "kerple + dape")
     fourth = until(browser, lambda: "text-2" in browser.execute_script(NAMES) and browser.execute_script(DRAWN))
     assert "rope and kerple + dape: attention" in fourth
-    saved(browser)
+    names = saved(browser)
+    assert "attention-rope-kerple-dape-layer-0-head-2-query-26.svg" in names
+    assert "text-rope-layer-0-head-2-query-26.svg" in names
     assert browser.get_log("browser") == []
+
+
+def query(browser: Any) -> tuple[str, str]:
+    """What the box of the query says, and of which query the picture is."""
+    said = browser.find_element("css selector", "#query input[type=number]").get_property("value")
+    return said, browser.execute_script(DRAWN).partition("query ")[2].partition("<")[0]
+
+
+@needs_gradio
+def test_the_box_of_the_query_and_the_pictures_agree(browser: Any, address: str) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    opened(browser, address)
+    last = len(TEXT) - 1
+    until(browser, lambda: query(browser) == (str(last), str(last)))
+    box = browser.find_element("css selector", "#query input[type=number]")
+    for keys, left in (("9999", str(last)), (Keys.DELETE, "0")):
+        box.send_keys(Keys.CONTROL, "a")
+        box.send_keys(keys)
+        until(browser, lambda: line(browser).startswith(f"The query must be a whole number from 0 to {last}"))
+        box.send_keys(Keys.TAB)
+        until(browser, lambda left=left: query(browser) == (left, left))
+        until(browser, lambda: line(browser) == f"{len(TEXT)} bytes, each of them a token.")
+    box.send_keys(Keys.CONTROL, "a")
+    box.send_keys("1.5")
+    until(browser, lambda: line(browser).startswith("The query must be a whole number"))
+    assert browser.find_elements("css selector", "#query button") == []
+    assert browser.get_log("browser") == []
+
+
+@needs_gradio
+def test_a_query_is_kept_while_it_is_there(browser: Any, address: str) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    opened(browser, address)
+    box = browser.find_element("css selector", "#query input[type=number]")
+    box.send_keys(Keys.CONTROL, "a")
+    box.send_keys("30")
+    until(browser, lambda: query(browser) == ("30", "30"))
+    for name, option, title in (("beside", "tape", "rope and tape: "), ("model", "kerple", "kerple and tape: ")):
+        picked(browser, name, option)
+        until(browser, lambda title=title: title in browser.execute_script(DRAWN))
+        assert query(browser) == ("30", "30")
+    typed(browser, "prices fall and prices rise")
+    until(browser, lambda: query(browser) == ("26", "26"))
+    typed(browser, "prices")
+    until(browser, lambda: query(browser) == ("5", "5"))
+    typed(browser, TEXT)
+    until(browser, lambda: query(browser) == (str(len(TEXT) - 1),) * 2)
+
+
+@needs_gradio
+def test_a_text_that_was_changed_is_read_whatever_is_chosen_next(browser: Any, address: str) -> None:
+    opened(browser, address)
+    typed(browser, "prices fall and prices rise", read=False)
+    picked(browser, "head", "1")
+    until(browser, lambda: "rope: attention, layer 0, head 1, query 26<" in browser.execute_script(DRAWN))
+    assert line(browser) == "27 bytes, each of them a token."
+    typed(browser, "x", read=False)
+    picked(browser, "layer", "2")
+    until(browser, lambda: line(browser) == "1 byte, one token.")
+    typed(browser, " ", read=False)
+    picked(browser, "layer", "0")
+    until(browser, lambda: line(browser).startswith("The text is empty"))
+    assert browser.execute_script(DRAWN) == ""
 
 
 @needs_gradio

@@ -10,11 +10,12 @@ import pytest
 
 from adapos import Shape
 from adapos.explore import pictures
-from adapos.explore.pictures import by_distance, by_place
+from adapos.explore.pictures import by_distance, by_place, groups
 from adapos.explore.reading import Reading, Spread
 from adapos.explore.strip import ACROSS, lines, signs, strip
 from adapos.plots import COLOURS, DASHES
-from cases import VOCABULARY, decoder
+from adapos.svg import captioned
+from cases import SHAPE, VOCABULARY, decoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -61,7 +62,7 @@ def test_two_models_have_each_a_colour_and_a_dash_and_a_name() -> None:
 def test_a_model_without_that_head_is_named() -> None:
     small = read("rope", shape=Shape(layers=1, width=16, heads=2))
     found = {picture.name: picture for picture in pictures.everything([read("kerple"), small], 1, 3, 69)}
-    assert "rope has no such head: 1 layers of 2." in found["scores"].caption
+    assert "rope has no such head: its last layer is 0, its last head 1." in found["scores"].caption
     assert len(list(ElementTree.fromstring(found["scores"].svg).iter(f"{SVG}polyline"))) == 1
 
 
@@ -75,19 +76,116 @@ def test_many_keys_are_put_into_columns_with_their_extremes() -> None:
     values = np.random.default_rng(0).normal(size=4096)
     found = by_place(values, 400)
     assert len(found.at) == 373  # of 11 keys each
-    assert found.mean[5] == pytest.approx(values[55:66].mean())
+    assert found.line[5] == pytest.approx(values[55:66].mean())
     assert (found.low[5], found.high[5]) == (values[55:66].min(), values[55:66].max())
-    assert found.mean[-1] == pytest.approx(values[4092:].mean())
+    assert found.line[-1] == pytest.approx(values[4092:].mean())
+    peaks = by_place(values, 400, peaks=True)
+    assert peaks.line[5] == peaks.high[5] == found.high[5]
     few = by_place(values[:30], 400)
-    assert np.array_equal(few.mean, values[:30])
+    assert np.array_equal(few.line, values[:30])
     assert np.array_equal(few.low, few.high)
+
+
+def tops(svg: str) -> tuple[float, float]:
+    """The highest points of the line and of the band."""
+    root = ElementTree.fromstring(svg)
+    kinds = (root.findall(f".//{SVG}{kind}") for kind in ("polyline", "polygon"))
+    line, band = (each.get("points", "").split() for (each,) in kinds)
+    return tuple(min(float(point.split(",")[1]) for point in points) for points in (line, band))  # type: ignore[return-value]
+
+
+def test_lines_of_what_adds_up_to_one_go_through_the_greatest_of_each_column() -> None:
+    found = read("rope")
+    row = {picture.name: picture for picture in pictures.of_row([found], 0, 0, 69, 10)}
+    for picture in (row["attention"], pictures.of_rollout([found], 69, 10)):
+        line, band = tops(picture.svg)
+        assert line == band
+        assert "Lines go through the greatest of each 7 keys, bands go down to the least." in picture.caption
+    line, band = tops(row["scores"].svg)
+    assert line > band
+    assert "Lines are means of 7 keys, bands go from their least to their most." in row["scores"].caption
+
+
+def test_captions_of_means_by_distance_say_what_they_are_over() -> None:
+    both = pictures.of_distance([read("kerple", 300)], 0, 0), pictures.of_products([read("tape", 300)])[0]
+    for picture in both:
+        assert (
+            "At each distance it is the mean over those of 128 queries, evenly spaced among 300, that reach so far "
+            "back; distance 0, the query itself, is left out. Far distances are drawn together" in picture.caption
+        )
+    few = pictures.of_distance([read("kerple", 3)], 0, 0).caption
+    assert "the mean over those of all 3 queries that reach so far back; distance 0" in few
+    assert "together" not in few
+
+
+def test_every_picture_says_of_what_it_is_in_its_title_its_description_and_its_file() -> None:
+    found = {each.name: each for each in pictures.everything([read("kerple + dape"), read("tape")], 1, 0, 69)}
+    for picture in found.values():
+        if picture.svg:
+            root = ElementTree.fromstring(picture.svg)
+            assert root.findtext(f"{SVG}desc") == picture.caption
+            title = root.findtext(f"{SVG}title") or ""
+            assert title.startswith(("kerple + dape: ", "tape: ", "kerple + dape and tape: "))
+            assert re.fullmatch("[a-z0-9-]+", picture.saved)
+    assert found["attention"].saved == "attention-kerple-dape-tape-layer-1-head-0-query-69"
+    assert found["text-2"].saved == "text-tape-layer-1-head-0-query-69"
+    assert found["rollout"].saved == "rollout-kerple-dape-tape-query-69"
+    assert found["products-2"].saved == "products-tape"
+    saved = [picture.saved for picture in found.values() if picture.svg]
+    assert len(set(saved)) == len(saved)
+    long = read("rope(schedule='dynamic', factor=2.0, trained=16)")
+    assert pictures.of_heads([long]).saved == "heads-rope-schedule-dynamic-factor-2-0-tra"
+
+
+def test_a_figure_has_its_caption_below_it() -> None:
+    for picture in pictures.everything([read("kerple + dape")], 1, 0, 69):
+        if picture.svg:
+            before, after = (ElementTree.fromstring(svg) for svg in (picture.svg, captioned(picture.svg)))
+            *_, group = after.iter(f"{SVG}g")
+            said = " ".join(each.text or "" for each in group)
+            assert said == f"{before.findtext(f'{SVG}title')}. {picture.caption}"
+            bottoms = [float(each.get("y", "")) for each in group]
+            assert bottoms == sorted(set(bottoms))
+            assert float(before.get("height", "")) < bottoms[0]
+            assert bottoms[-1] < float(after.get("height", ""))
+            assert (after.get("viewBox") or "").split()[-1] == after.get("height")
+
+
+def test_marks_of_heads_have_their_numbers_where_there_is_room() -> None:
+    def numbers(svg: str) -> list[str]:
+        texts = ElementTree.fromstring(svg).iter(f"{SVG}text")
+        return sorted(",".join(each.text or "" for each in texts if each.get("font-size")).split(","))
+
+    few = pictures.of_heads([read("rope")], 1, 2)
+    assert numbers(few.svg) == sorted([*"0123"] * SHAPE.layers)
+    assert "One mark for each head, with its number" in few.caption
+    many = pictures.of_heads([read("rope", shape=Shape(layers=1, width=48, heads=12))])
+    assert numbers(many.svg) == [""]
+    assert "One mark for each head, which says its number when pointed at." in many.caption
+
+
+def test_numbers_of_marks_that_are_close_stand_together() -> None:
+    assert groups([200.0, 20.0, 100.0]) == [[1], [2], [0]]
+    assert groups([20.0, 110.0, 24.0, 100.0]) == [[0, 2], [3, 1]]
+    assert groups([50.0, 50.0, 50.0]) == [[0, 1, 2]]
+
+
+def test_the_head_that_is_chosen_has_a_ring() -> None:
+    def rings(svg: str) -> list[tuple[str | None, str | None]]:
+        circles = ElementTree.fromstring(svg).iter(f"{SVG}circle")
+        return [(each.get("data-ring"), each.get("visibility")) for each in circles if each.get("fill") == "none"]
+
+    found = read("rope")
+    assert rings(pictures.of_heads([found], 1, 2).svg) == [(None, None)]
+    every = [(f"{layer} {head}", "hidden") for layer in range(found.layers) for head in range(found.heads)]
+    assert rings(pictures.of_heads([found]).svg) == every
 
 
 def test_distances_are_put_into_columns_that_grow() -> None:
     values = np.arange(1000.0)
     found = by_distance(Spread(values, values, values), 60)
-    assert found.at[0] == found.mean[0] == 1
-    assert np.allclose(found.at, found.mean)
+    assert found.at[0] == found.line[0] == 1
+    assert np.allclose(found.at, found.line)
     assert found.high[-1] == 999
     assert np.all(np.diff(found.high - found.low) >= -1)
 
@@ -103,7 +201,7 @@ def test_the_text_is_shaded_by_attention() -> None:
     found.text = b"<&>\"'" + b"abcdefghij" * 5 + "é🙂".encode()[:5]
     weights = np.zeros(50)
     weights[[3, 40]] = 0.2, 0.8
-    caption, drawn = strip(found, weights, 49, COLOURS[0])
+    caption, drawn = strip(found, weights, 49, COLOURS[0], "what is attended")
     root = ElementTree.fromstring(drawn)
     shades = [each.get("fill-opacity") for each in root.iter(f"{SVG}rect") if each.get("fill") == COLOURS[0]]
     assert shades == ["0.38", "0.75"]

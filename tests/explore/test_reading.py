@@ -61,6 +61,7 @@ def test_every_encoding_is_drawn_or_said(spec: str) -> None:
     assert [picture.name for picture in found if not picture.name.startswith("moved")] == [
         *("scores", "bias", "adaptive", "attention", "text", "distance", "rollout", "heads", "products"),
     ]
+    assert {picture.name for picture in found} <= set(pictures.NAMES)
     for picture in found:
         assert picture.caption.strip().endswith((".", "”."))
         assert "nan" not in picture.svg

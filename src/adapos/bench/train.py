@@ -374,17 +374,25 @@ def load(folder: Path, backend: str = "auto", task: Task | None = None) -> tuple
     if '"model_type"' in path.read_text(encoding="utf-8", errors="replace"):
         raise ValueError(f"{folder} holds no trial, but a model of transformers")
     held = files.read(path, "trial")
-    trial = Trial(**held["trial"])
+    try:
+        trial = Trial(**held["trial"])
+    except TypeError as problem:
+        raise ValueError(f"{path} is damaged, its settings are not those of a trial: {problem}") from None
     if trial.model and held.get("model") != pretrained.checksum(trial.model):
         raise ValueError(f"{trial.model} is not the model that {folder} was trained in; put that one back")
     task = task or tasks.build(trial.task)
     model = decoder(trial, task, backend)
     if not (folder / "done.json").exists():
         raise ValueError(f"{folder} is not trained to its end; run its command again")
+    if not (folder / "weights.safetensors").exists():
+        raise ValueError(f"{folder} has lost its weights.safetensors; put it back, or remove its done.json to train on")
     data = (folder / "weights.safetensors").read_bytes()
     if hashlib.sha256(data).hexdigest() != facts(folder)["sha256"]:
         raise ValueError(f"the weights in {folder} are not those that were trained; remove its done.json to train on")
-    load_weights(trained(model), from_bytes(data))
+    try:
+        load_weights(trained(model), from_bytes(data))
+    except ValueError as problem:
+        raise ValueError(f"{path} is not what {folder} was trained by: {problem}; put that one back") from None
     return trial, task, model.eval()
 
 
@@ -453,6 +461,10 @@ def load_weights(parameters: Parameters, held: dict[str, Tensor]) -> None:
     if parameters.keys() != held.keys():
         odd = ", ".join(sorted(parameters.keys() ^ held.keys()))
         raise ValueError(f"the weights do not fit the model: {odd} are missing or unknown")
+    for name, x in parameters.items():
+        if held[name].shape != x.shape:
+            sizes = f"{tuple(held[name].shape)}, not {tuple(x.shape)}"
+            raise ValueError(f"the weights do not fit the model: {name} is of {sizes}")
     with torch.no_grad():
         for name, x in parameters.items():
             x.copy_(alike(held[name], x))

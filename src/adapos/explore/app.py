@@ -11,6 +11,8 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -34,6 +36,8 @@ STYLE = """
 .positions figcaption { color: var(--ink); }
 .positions .warn { color: var(--warn); font-size: 1rem; margin: .5rem 0; }
 .positions .said { color: var(--faint); font-size: .9rem; }
+/* a name ends before the arrow of its list */
+.gradio-container input[role=combobox] { padding-right: 1.75rem; text-overflow: ellipsis; }
 .gradio-container { max-width: 78rem !important; margin: 0 auto !important; }
 """
 
@@ -66,49 +70,71 @@ class Desk:
         return [known[label] for label in labels]
 
 
-def build(kept: list[Kept], other: Kept | None, text: bytes) -> Any:
+@dataclass(frozen=True)
+class Seen:
+    """What the pictures show: the readings of one text, its last byte, and the layer, the head and the query."""
+
+    readings: list[Reading]
+    last: int
+    chosen: tuple[int, int, int] | None = None  # none where the controls say what cannot be drawn
+
+
+def build(kept: list[Kept], other: Kept | None, text: str) -> Any:
     """The app as gradio's Blocks."""
     gr = imported()
     desk = Desk([*kept, *([other] if other is not None and other not in kept else [])])
     labels = list(desk.kept)
+    begun = Seen([], len(text.encode()) - 1)
 
     def drawn(readings: list[Reading], layer: int, head: int, query: int, rolled: bool) -> str:
-        if not readings:
-            return ""
         ready = all(query in each.rolled for each in readings)
         rolled = rolled or ready or readings[0].length <= ROLLED
         return styled(page.shown(pictures.everything(readings, layer, head, query, rolled=rolled)))
 
-    def read(text: str, model: str, beside: str, layer: int, head: int, before: list[Reading]) -> tuple[Any, ...]:
-        """The readings, then what the controls may say, then a line and the pictures."""
+    def see(
+        text: str,
+        model: str,
+        beside: str,
+        layer: int,
+        head: int,
+        query: float | None,
+        before: Seen,
+        rolled: bool = False,
+    ) -> tuple[Any, ...]:
+        """What is seen, then what the controls may say, then a line and the pictures."""
         asked = [model] if beside in (NOBODY, model) else [model, beside]
+        same = [gr.update()] * 4
 
         def run() -> tuple[Any, ...]:
-            readings = desk.read(asked, text.encode(errors="replace"), before)
+            readings = desk.read(asked, text.encode(errors="replace"), before.readings)
             layers, heads = (max(getattr(each, name) for each in readings) for name in ("layers", "heads"))
             i, j, last = min(layer or 0, layers - 1), min(head or 0, heads - 1), readings[0].length - 1
-            return (
-                readings,
-                gr.update(choices=list(range(layers)), value=i),
-                gr.update(choices=list(range(heads)), value=j),
-                gr.update(maximum=max(last, 1), value=last),
+            at = query if last == before.last else kept_in(query, before.last, last)
+            if at is None or at not in range(last + 1):
+                said = warned(f"the query must be a whole number from 0 to {last}, the byte that looks")
+                return replace(before, chosen=None), *same, said, gr.update()
+            now = Seen(readings, last, (i, j, int(at)))
+            if now == before and not rolled:
+                return before, *same, gr.update(), gr.update()
+            controls = [
+                control(layer, i, choices=list(range(layers))),
+                control(head, j, choices=list(range(heads))),
+                control(query, at, maximum=max(last, 1)),
                 gr.update(visible=last + 1 > ROLLED),
+            ]
+            return (
+                now,
+                *(same if readings == before.readings else controls),
                 counted(readings),
-                drawn(readings, i, j, last, False),
+                drawn(readings, i, j, int(at), rolled),
             )
 
-        return careful(run, lambda said: ([], *[gr.update()] * 3, gr.update(visible=False), said, ""))
+        unread = replace(before, readings=[], chosen=None)
+        return careful(run, lambda said: (unread, *same[:3], gr.update(visible=False), said, ""))
 
-    def show(readings: list[Reading], layer: int, head: int, query: float, rolled: bool = False) -> tuple[Any, ...]:
-        def run() -> tuple[Any, ...]:
-            if not readings:
-                return gr.update(), ""
-            last = readings[0].length - 1
-            if query is None or not 0 <= query <= last:
-                raise ValueError(f"the query must be a byte from 0 to {last}")
-            return counted(readings), drawn(readings, layer, head, int(query), rolled)
-
-        return careful(run, lambda said: (said, gr.update()))
+    def control(says: float | None, value: float, **given: Any) -> Any:
+        """What says the value already is let alone: it may have been moved meanwhile."""
+        return gr.update(**given) if says == value else gr.update(value=value, **given)
 
     def careful(run: Callable[[], tuple[Any, ...]], instead: Callable[[str], tuple[Any, ...]]) -> tuple[Any, ...]:
         """What is wrong with a text or a model is a sentence on the page."""
@@ -121,61 +147,71 @@ def build(kept: list[Kept], other: Kept | None, text: bytes) -> Any:
                 if not exhausted(problem):
                     raise
                 said = "there is not memory enough for this; give a shorter text"
-        sentence = said[:1].upper() + said[1:]
-        return instead(styled(f'<p class="warn" role="alert">{escape(sentence)}.</p>'))
+        return instead(warned(said))
 
     with gr.Blocks(title="Positions, seen", analytics_enabled=False) as blocks:
-        readings = gr.State([], time_to_live=3600)
+        seen = gr.State(begun, time_to_live=3600)
         gr.HTML(styled(f"<h1>Positions, seen</h1><p class='said'>{ABOUT}</p>"), padding=False)
         given = gr.Textbox(
-            text.decode(errors="replace"),
+            text,
             label=f"Text, up to {LONGEST:,} bytes",
             lines=5,
             max_lines=10,
             elem_id="given",
         )
         with gr.Row():
-            model = gr.Dropdown(labels, value=labels[0], label="Model", elem_id="model", min_width=150)
+            model = gr.Dropdown(labels, value=labels[0], label="Model", elem_id="model", min_width=260)
             beside = gr.Dropdown(
                 [NOBODY, *labels],
                 value=NOBODY if other is None else other.label,
                 label="Beside",
                 elem_id="beside",
-                min_width=150,
+                min_width=260,
             )
             layer = gr.Dropdown([0], value=0, label="Layer", elem_id="layer", min_width=90)
             head = gr.Dropdown([0], value=0, label="Head", elem_id="head", min_width=90)
-        query = gr.Slider(0, 1, value=0, step=1, label="Query: the byte that looks", elem_id="query")
+        query = gr.Slider(
+            0,
+            max(begun.last, 1),
+            value=begun.last,
+            step=1,
+            label="Query: the byte that looks",
+            elem_id="query",
+            buttons=[],
+        )
         with gr.Row():
             button = gr.Button("Read the text", variant="primary", elem_id="read", min_width=150)
             roll = gr.Button("Compute the rollout of this query", visible=False, elem_id="roll", min_width=150)
         line = gr.HTML(elem_id="line", padding=False)
-        seen = gr.HTML(elem_id="seen", padding=False)
+        shown = gr.HTML(elem_id="seen", padding=False)
 
-        chosen = [given, model, beside, layer, head, readings]
-        changed = [readings, layer, head, query, roll, line, seen]
-        gr.on([button.click, model.select, beside.select, blocks.load], read, chosen, changed, show_progress="minimal")
-        # the last choice counts, whatever was chosen while a picture was drawn
-        gr.on(
-            [layer.select, head.select, query.input],
-            show,
-            [readings, layer, head, query],
-            [line, seen],
-            trigger_mode="always_last",
-            show_progress="hidden",
-        )
-
-        def with_rollout(readings: list[Reading], layer: int, head: int, query: float) -> tuple[Any, ...]:
-            return show(readings, layer, head, query, True)
-
-        roll.click(with_rollout, [readings, layer, head, query], [line, seen], show_progress="full")
+        chosen = [given, model, beside, layer, head, query, seen]
+        changed = [seen, layer, head, query, roll, line, shown]
+        # one after the other, for each begins where the last ended; the last choice counts, whatever was chosen while
+        # a picture was drawn; and an empty box is for `see` to refuse
+        settings = {"concurrency_id": "see", "trigger_mode": "always_last", "preprocess": False}
+        reads = [button.click, model.select, beside.select, blocks.load]
+        gr.on(reads, see, chosen, changed, show_progress="minimal", **settings)
+        # at any change: the slider also moves by itself, to what it may say
+        draws = [layer.select, head.select, query.change]
+        gr.on(draws, see, chosen, changed, show_progress="hidden", **settings)
+        roll.click(partial(see, rolled=True), chosen, changed, show_progress="full", **settings)
     return blocks
+
+
+def kept_in(query: float | None, before: int, last: int) -> float:
+    """The query that was chosen, in a text of another length; the last byte stays the last."""
+    return last if query is None or query == before else min(query, last)
 
 
 def counted(readings: list[Reading]) -> str:
     length = readings[0].length
     later = "" if length <= ROLLED else " The rollout of so long a text takes a while, and is computed when asked for."
-    return styled(f'<p class="said">{length:,} bytes, each of them a token.{later}</p>')
+    return styled(f'<p class="said">{page.tokens(length)}.{later}</p>')
+
+
+def warned(said: str) -> str:
+    return styled(f'<p class="warn" role="alert">{escape(said[:1].upper() + said[1:])}.</p>')
 
 
 def styled(body: str) -> str:
@@ -218,7 +254,7 @@ def free(port: int) -> None:
             raise ValueError(f"port {port} cannot be had ({problem.strerror}); give another --port") from None
 
 
-def serve(kept: list[Kept], other: Kept | None, text: bytes, port: int | None) -> None:
+def serve(kept: list[Kept], other: Kept | None, text: str, port: int | None) -> None:
     """Until it is interrupted."""
     if port is not None:
         free(port)

@@ -7,12 +7,19 @@ from typing import Annotated
 
 import typer
 
+from adapos import files
 from adapos.console import in_a_sentence
 from adapos.explore import page, pictures, shelf
+from adapos.explore.pictures import Picture
 from adapos.explore.reading import Reading, checked
 from adapos.explore.shelf import Kept
+from adapos.svg import captioned
 
 app = typer.Typer()
+
+DRAWN = 'class="adapos"'  # stands in what adapos draws
+CAPTIONED = 'class="caption"'  # in a figure
+OWN = {f"{name}.svg" for name in (*pictures.NAMES, *(f"{name}-{at}" for name in pictures.EACH for at in (1, 2)))}
 
 # what is read where nothing is given: names and numbers that come again
 SAMPLE = b'''def total(prices, taxes):
@@ -57,11 +64,12 @@ def explore(
     if static is None:
         from adapos.explore import app as exploring
 
-        exploring.serve(kept, other, given, port)
+        exploring.serve(kept, other, typed(given, text), port)
         return
+    page.check(static, page.MARK)
     readings = [Reading(each.label, each.load(), given) for each in kept]
     beside = None if other is None else Reading(other.label, other.load(), given)
-    page.write(static, page.page(readings, beside), page.MARK)
+    files.write(static, page.page(readings, beside))
     print(f"page: {static} ({static.stat().st_size / 2**20:.1f} MiB)")
 
 
@@ -80,6 +88,8 @@ def figures(
     kept = shelf.chosen(shelf.found(checkpoint), checkpoint)
     other = None if against is None else apart(shelf.chosen(shelf.found(against), against), [kept])
     given = checked(read(text))
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} must be a folder, and is none; choose another --out")
     readings = [Reading(each.label, each.load(), given) for each in (kept, other) if each is not None]
     first = readings[0]
     layer = first.layers - 1 if layer is None else layer
@@ -91,19 +101,42 @@ def figures(
     ):
         if not 0 <= value < count:
             raise ValueError(f"{name} must lie from 0 to {count - 1}, not {value}")
-    for picture in pictures.everything(readings, layer, head, query):
-        if picture.svg:
-            path = out / f"{picture.name}.svg"
-            page.write(path, picture.svg, 'class="adapos"')
-            print(path)
-        else:
+    write(out, pictures.everything(readings, layer, head, query))
+
+
+def write(folder: Path, found: list[Picture]) -> None:
+    """All or nothing, but for a full disk; figures of an earlier run that are not among these are removed."""
+    drawn = {folder / f"{picture.name}.svg": captioned(picture.svg) for picture in found if picture.svg}
+    for path in drawn:
+        page.check(path, DRAWN)
+    for path, svg in drawn.items():
+        files.write(path, svg)
+        print(path)
+    for path in sorted({folder / name for name in OWN} - drawn.keys()):
+        if path.is_file() and CAPTIONED in path.read_text(encoding="utf-8", errors="replace"):
+            path.unlink()
+            print(f"removed {path}, of an earlier run")
+    for picture in found:
+        if not picture.svg:
             print(f"no {picture.name}.svg: {picture.caption}")
 
 
 def read(path: Path) -> bytes:
     if not path.is_file():
-        raise ValueError(f"there is no file {path}" if not path.exists() else f"{path} is not a file")
+        wrong = f"{path} is not a file" if path.exists() else f"there is no file {path}"
+        raise ValueError(f"{wrong}; give one that holds the text")
     return path.read_bytes()
+
+
+def typed(given: bytes, path: Path | None) -> str:
+    """As it stands in a box of the app, which has no bytes that are not of a letter."""
+    try:
+        return given.decode()
+    except UnicodeDecodeError as problem:
+        raise ValueError(
+            f"the app reads UTF-8, and {path} is not, at byte {problem.start}; save it as UTF-8, or give --static "
+            "OUT.html, which reads any bytes, as `adapos figures` does"
+        ) from None
 
 
 def apart(other: Kept, kept: list[Kept]) -> Kept:

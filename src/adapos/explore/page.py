@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from adapos import files, html
+from adapos import html
 from adapos.explore import pictures
 from adapos.explore.pictures import Picture
 from adapos.explore.reading import Reading
@@ -33,7 +33,8 @@ STYLE = """
 .seen .ink { fill: var(--ink); } .seen .axis { stroke: var(--ink); } .seen .grid { stroke: var(--line); }
 .seen p { margin: .4rem 0 0; font-size: .82rem; line-height: 1.45; color: var(--faint); }
 .seen p.none { border-left: 3px solid var(--line); padding: .5rem .75rem; background: var(--tint); }
-.seen a { color: inherit; text-decoration: underline; white-space: nowrap; cursor: pointer; }
+.seen button { all: unset; text-decoration: underline; white-space: nowrap; cursor: pointer; }
+.seen button:focus-visible { outline: 2px solid #5577ff; outline-offset: 2px; }
 """
 CONTROLS = """
 .held { position: sticky; top: 0; z-index: 1; background: var(--paper); padding: .6rem 0; margin-top: .5rem;
@@ -48,11 +49,15 @@ details pre { max-height: 16rem; overflow-y: auto; }
 # a file is made of a picture when it is asked for, so that no page holds it twice
 SAVE = """
 document.addEventListener("click", event => {
-  const link = event.target.closest("a[download]");
-  if (link && link.closest(".seen")) {
-    const drawn = link.closest("figure").querySelector("svg").outerHTML;
-    link.href = URL.createObjectURL(new Blob([drawn], {type: "image/svg+xml"}));
-  }
+  const button = event.target.closest(".seen button[data-file]");
+  if (!button) return;
+  // as XML: what HTML would write for a space that does not break is unknown to SVG
+  const drawn = new XMLSerializer().serializeToString(button.closest("figure").querySelector("svg"));
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([drawn], {type: "image/svg+xml"}));
+  link.download = button.dataset.file + ".svg";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000);
 });
 """
 # what a place shows is named by the values of its controls, joined
@@ -69,6 +74,8 @@ function show(held) {
     const key = each.dataset.by.split(" ").map(value).join(" "), found = held[each.id][key];
     each.innerHTML = found ?? '<figure><p class="none">This model has no such layer or head.</p></figure>';
   }
+  for (const each of document.querySelectorAll(`[data-ring="${value("layer")} ${value("head")}"]`))
+    each.setAttribute("visibility", "visible");
 }
 unpacked().then(held => {
   show(held);
@@ -78,17 +85,21 @@ unpacked().then(held => {
 
 
 def figure(picture: Picture) -> str:
-    """A picture with its caption and a link that saves it; a sentence where there is none."""
+    """A picture with its caption and a button that saves it; a sentence where there is none."""
     title = f"<figcaption>{escape(picture.title)}</figcaption>"
     if not picture.svg:
         return f'<figure data-name="{picture.name}">{title}<p class="none">{escape(picture.caption)}</p></figure>'
-    save = f'<a role="button" tabindex="0" download="{picture.name}.svg">Save as SVG</a>'
+    save = f'<button type="button" data-file="{picture.saved}">Save as SVG</button>'
     drawn = picture.svg.strip()
     return f'<figure data-name="{picture.name}">{title}{drawn}<p>{escape(picture.caption)} {save}</p></figure>'
 
 
 def shown(found: Iterable[Picture]) -> str:
     return f'<div class="seen">{"".join(figure(picture) for picture in found)}</div>'
+
+
+def tokens(length: int) -> str:
+    return f"{length:,} bytes, each of them a token" if length > 1 else "1 byte, one token"
 
 
 def queries(readings: Sequence[Reading]) -> list[int]:
@@ -138,7 +149,7 @@ def page(readings: Sequence[Reading], against: Reading | None = None) -> str:
     packed = base64.b64encode(gzip.compress(json.dumps(held).encode(), mtime=0)).decode()
     beside = "" if against is None else f", beside {against.label}"
     body = [
-        f"<p>What attention does with one text of {readings[0].length:,} bytes, each of them a token{escape(beside)}. "
+        f"<p>What attention does with one text of {tokens(readings[0].length)}{escape(beside)}. "
         "A query is the byte that looks, a key a byte that it looks at.</p>",
         f"<details><summary>The text</summary><pre>{escape(readings[0].text.decode(errors='replace'))}</pre></details>",
         "<noscript><p>The pictures need JavaScript.</p></noscript>",
@@ -157,10 +168,12 @@ def select(name: str, options: Sequence[str]) -> str:
     return f'<label>{name} <select id="choose-{name}">{listed}</select></label>'
 
 
-def write(path: Path, content: str, mark: str) -> None:
-    """In place of a file of the same kind, or of none: nothing else is lost."""
+def check(path: Path, mark: str) -> None:
+    """Whether there is a file of the same kind, or none: nothing else is written over."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder; give the name of a file")
+    above = next(each for each in path.absolute().parents if each.exists())
+    if not above.is_dir():
+        raise ValueError(f"{path} cannot be written, for {above} is not a folder; choose another name")
     if path.exists() and mark not in path.read_text(encoding="utf-8", errors="replace"):
         raise ValueError(f"{path} exists and was not made by adapos; remove it or choose another name")
-    files.write(path, content)

@@ -35,10 +35,14 @@ def found(folder: Path | None) -> list[Kept]:
         )
     folder = DEMO if folder is None else folder
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}; give that of a trial or of a comparison")
+        wrong = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
+        raise ValueError(f"{wrong}; give the folder of a trial or of a comparison")
     places = [folder] if (folder / "config.json").exists() else trials(folder)
     if not places:
-        raise ValueError(f"{folder} holds no trial that is trained to its end, and no config.json of one")
+        raise ValueError(
+            f"{folder} holds no trial that is trained to its end, and no config.json of one; give the folder of a "
+            "trial or of a comparison"
+        )
     settings = [readable(place) for place in places]
     times = Counter(encoding for encoding, _ in settings)
     return [
@@ -57,13 +61,13 @@ def readable(folder: Path) -> tuple[str, int]:
     """The encoding and the seed of a trial, which must be a decoder of bytes."""
     path = folder / "config.json"
     if not path.exists():
-        raise ValueError(f"{folder} holds no trial: it has no config.json")
+        raise ValueError(f"{folder} holds no trial: it has no config.json; put it back, or remove the folder")
     if '"model_type"' in path.read_text(encoding="utf-8", errors="replace"):
         raise ValueError(f"{folder} holds a model of transformers; give the folder of a trial of the bench")
     held = files.read(path, "trial")["trial"]
     missing = [name for name in ("encoding", "seed", "task") if not isinstance(held, dict) or name not in held]
     if missing:
-        raise ValueError(f"{path} is damaged: its trial lacks {', '.join(missing)}")
+        raise ValueError(f"{path} is damaged: its trial lacks {', '.join(missing)}; put back what it was trained by")
     if held.get("model"):
         raise ValueError(f"{folder} holds a pretrained model; what is explored are decoders that the bench trained")
     task = tasks.build(held["task"])

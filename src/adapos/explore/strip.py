@@ -15,6 +15,7 @@ ACROSS, DOWN = 44, 7  # bytes to a line, and lines
 AFTER = 6  # bytes that follow the query, to be read with it
 LEFT, CELL, LINE, GAP = 38.0, 7.2, 19.0, 10.0
 SIGNS = {"\n": "↵", "\t": "⇥", "\r": "␍", " ": "\u00a0"}
+MONOSPACED = "ui-monospace, Menlo, Consolas, monospace"
 FAINTEST = 0.04  # of a shade that is drawn
 
 
@@ -49,7 +50,7 @@ def lines(length: int, query: int, best: int) -> list[tuple[int, int]]:
     return far + [(begin, min(begin + ACROSS, last)) for begin in range(first, last, ACROSS)]
 
 
-def strip(reading: Reading, weights: Numbers, query: int, colour: str) -> tuple[str, str]:
+def strip(reading: Reading, weights: Numbers, query: int, colour: str, title: str) -> tuple[str, str]:
     """The caption and the picture."""
     letters, best = signs(reading.text), int(weights.argmax())
     most, inside, parts, top, before = float(weights[best]), 0.0, [], 4.0, 0
@@ -75,13 +76,11 @@ def strip(reading: Reading, weights: Numbers, query: int, colour: str) -> tuple[
             )
         parts += line(letters[begin:end], top + 13.5)
         top += LINE
-    title = f"{reading.label}: the text around byte {query}, by attention"
-    drawn = whole(title, SCREEN.width, top + 4, 11.5, parts, "ui-monospace, Menlo, Consolas, monospace")
     caption = (
         f"Byte {query} is framed, and bytes are shaded by the root of their weight: {share(inside)} of it falls on "
         f"what is shown. The most attended is byte {best} ({share(most)}), in “{around(letters, best)}”."
     )
-    return caption, drawn
+    return caption, whole(title, SCREEN.width, top + 4, 11.5, parts, MONOSPACED, caption)
 
 
 def line(letters: list[str], y: float) -> list[str]:
