@@ -16,7 +16,7 @@ from torch import Tensor
 from adapos.encoding import Keys, PositionalEncoding
 from adapos.layout import Layout
 from adapos.model import Decoder
-from adapos.pairs import HeadMix, Pairs, grouped, wide
+from adapos.pairs import Pairs, grouped, wide
 
 ROWS = 64  # computed at once
 
@@ -71,8 +71,8 @@ class Anatomy:
         logit = pairs.rows(score, layout, queries)
         bias = pairs.added(layout, queries)
         bias = torch.zeros_like(score) if bias is None else bias.to(score.dtype).expand_as(score)
-        if isinstance(pairs.mix, HeadMix) and pairs.mix.form == "concat":
-            bias = torch.zeros_like(bias)  # f reads it, and nothing adds it
+        if pairs.mix is not None and not pairs.mix.adds:
+            bias = torch.zeros_like(bias)
         # nothing but rounding is left where nothing mixes
         parts = (score, bias, torch.zeros_like(score) if pairs.mix is None else logit - score - bias)
         score, bias, adaptive = (part.masked_fill(~seen, 0.0)[0] for part in parts)

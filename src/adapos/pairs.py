@@ -57,6 +57,11 @@ class Bias(Term):
 class Mix(Term):
     """A function of the scores of whole rows, all heads together."""
 
+    @property
+    def adds(self) -> bool:
+        """Whether the bias stands beside it, as well as inside."""
+        return True
+
     def rows(self, score: Tensor, bias: Tensor | None, seen: Tensor, rows: slice = ALL) -> Tensor:
         """score (B, H, t, S), bias (B or 1, H, t, S), both zero where not seen (B, 1, t, S) -> logits"""
         raise NotImplementedError(f"{type(self).__name__} must compute its rows")
@@ -222,6 +227,10 @@ class HeadMix(Mix):
     def breadth(self) -> int:
         return max(self.w_in.shape[:2])
 
+    @property
+    def adds(self) -> bool:
+        return self.form != "concat"
+
     def channels(self, heads: int, biased: bool) -> int:
         return 2 * heads if biased and self.form in ("residual", "concat") else heads
 
@@ -238,7 +247,7 @@ class HeadMix(Mix):
         w_in, b_in, w_out, b_out = (x.to(score.dtype) for x in self.tensors())
         channels, static = score, score
         if bias is not None:
-            static = score if self.form == "concat" else score + bias
+            static = score + bias if self.adds else score
             if self.form in ("residual", "concat"):
                 channels = torch.cat([score, bias.expand_as(score)], dim=1)
             else:

@@ -155,34 +155,30 @@ def test_sums_are_weighed_by_how_many_pairs_of_digits_there_are() -> None:
     assert "rope 0.250" in found.ours  # 5 x 5 of 10 x 10 pairs
 
 
-@pytest.mark.parametrize(("seen", "verdict"), [(0.1, UNTESTABLE), (0.9, HOLDS)])
-def test_what_nobody_learns_says_nothing(seen: float, verdict: str) -> None:
+def passkey(right: Callable[[str, int, int], float]) -> Finding:
+    """By encoding, seed and length."""
     claim = CLAIMS["tape/passkey"]
     ((study, encodings),) = claim.needs
     assert isinstance(study, Training)
     rows = [
-        Row(f"{name}-{seed}", name, seed, "passkey", 1, "exam", 128, length, "exact", value * factor, 1000)
-        for name, factor in zip(encodings, (1.0 if name == "tape" else 0.2 for name in encodings), strict=True)
-        for seed, value in enumerate((seen, seen - 0.01, seen + 0.01))
-        for length in study.lengths
+        Row(f"{name}-{seed}", name, seed, "passkey", 1, "exam", 128, at, "exact", right(name, seed, at), 1000)
+        for name in encodings
+        for seed in range(3)
+        for at in study.lengths
     ]
-    found = claim.judge({study.name: Results({"encodings": list(encodings), "baseline": None}, rows)})
+    return claim.judge({study.name: Results({"encodings": list(encodings), "baseline": None}, rows)})
+
+
+@pytest.mark.parametrize(("seen", "verdict"), [(0.1, UNTESTABLE), (0.9, HOLDS)])
+def test_what_nobody_learns_says_nothing(seen: float, verdict: str) -> None:
+    values = (seen, seen - 0.01, seen + 0.01)
+    found = passkey(lambda name, seed, length: values[seed] * (1.0 if name == "tape" else 0.2))
     assert found.verdict == verdict
 
 
 @pytest.mark.parametrize(("unseen", "verdict"), [(0.04, FAILS), (0.6, HOLDS)])
 def test_a_little_more_than_nothing_is_not_found(unseen: float, verdict: str) -> None:
-    claim = CLAIMS["tape/passkey"]
-    ((study, encodings),) = claim.needs
-    assert isinstance(study, Training)
-    rows = [
-        Row(f"{name}-{seed}", name, seed, "passkey", 1, "exam", 128, length, "exact", value + 0.001 * seed, 1000)
-        for name in encodings
-        for seed in range(3)
-        for length in study.lengths
-        for value in [0.9 if length <= study.train_length else unseen * (name == "tape")]
-    ]
-    found = claim.judge({study.name: Results({"encodings": list(encodings), "baseline": None}, rows)})
+    found = passkey(lambda name, seed, length: (0.9 if length <= 128 else unseen * (name == "tape")) + 0.001 * seed)
     assert found.verdict == verdict
 
 

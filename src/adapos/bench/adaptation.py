@@ -17,7 +17,7 @@ from adapos.anatomy import heard, scores
 from adapos.encoding import Keys
 from adapos.layout import Layout
 from adapos.model import Decoder
-from adapos.pairs import HeadMix, Pairs
+from adapos.pairs import Pairs
 
 ROUNDING = 1e-5
 
@@ -64,7 +64,7 @@ def parts(q: Tensor, keys: Keys, layout: Layout, pairs: Pairs) -> tuple[Tensor, 
     static = bias.mean(0, keepdim=True).expand_as(bias)
     read = bias.to(score.dtype) if pairs.bias else None
     logit = score + bias if pairs.mix is None else pairs.mix.rows(score, read, seen)
-    added = static if not isinstance(pairs.mix, HeadMix) or pairs.mix.form != "concat" else 0.0
+    added = static if pairs.mix is None or pairs.mix.adds else 0.0
     adaptive = centred(logit - score - added, shared)
     return adaptive.flatten(1), centred(static if pairs.bias else score, shared).flatten(1)
 

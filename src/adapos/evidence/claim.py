@@ -54,8 +54,10 @@ def of_pairs(
             if seen < learned:
                 return Finding(UNTESTABLE, f"the best is {seen:.3f} at {study.train_length}; {ours}")
         finding = judged([compared(results, metric, pair, at, weights) for pair in pairs], ours)
+        if reached is None:
+            return finding
         least = min(score(results, metric, better, at, weights).mean for better, _ in pairs)
-        return replace(finding, verdict=FAILS) if reached is not None and least < reached else finding
+        return finding if least >= reached else replace(finding, verdict=FAILS)
 
     return Claim(name, asks, paper, source, ((study, encodings),), judge)
 

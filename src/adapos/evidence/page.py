@@ -47,7 +47,11 @@ def written(claims: Sequence[Claim], held: Found, scale: str, where: str) -> tup
     found = {claim: each for claim, each in judged.items() if isinstance(each, Finding)}
     lines, pictures = [INTRODUCTION, table(found, held, scale)], {}
     if missing := {claim: each for claim, each in judged.items() if claim not in found}:
-        lines += ["Not judged yet:\n", *(f"- {claim.name}: {said(each)}" for claim, each in missing.items()), ""]
+        lines += [
+            "Not judged yet:\n",
+            *(f"- {claim.name}: {tables.escape_markdown(str(each))}" for claim, each in missing.items()),
+            "",
+        ]
     for claim, each in found.items():
         drawn = drawings(claim, held)
         lines += section(claim, each, held, scale, [f"{where}/{name}" for name in drawn])
@@ -86,10 +90,6 @@ def section(claim: Claim, found: Finding, held: Found, scale: str, pictures: Seq
     for place in pictures:
         yield f"![{claim.name}]({place})\n"
     yield f"    {command(claim, scale)}\n"
-
-
-def said(problem: object) -> str:
-    return tables.escape_markdown(str(problem))
 
 
 def contrasts(found: Sequence[Contrast]) -> str:

@@ -47,7 +47,7 @@ class Probe(Study):
         return self.of
 
     def check(self, order: Order, encodings: Sequence[str]) -> None:
-        self.of.check(order, encodings)
+        """It needs nothing but the models."""
 
     def run(self, order: Order, encodings: Sequence[str]) -> None:
         trained, store = order.folder / self.of.name, order.folder / self.name / "rows.jsonl"

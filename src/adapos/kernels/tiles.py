@@ -115,12 +115,12 @@ def prepared(call: Call) -> Problem:
     length = _length(layout, reach) if bias is None else bias.shape[1]
     if bias is not None:
         first = first + along_keys(bias[None, :, None], of_bias)[0, :, 0]
-        second = second if mix.form == "concat" else second + bias
+        second = second + bias if mix.adds else second
         if reach:
             edges = torch.stack([_edge(bias, of_bias, b_in, column) for column in _outermost(layout, reach)])
     return replace(
         problem,
-        ramp_added=mix.form != "concat",
+        ramp_added=mix.adds,
         w_ramp=None if ramp is None else of_bias.permute(2, 0, 1).contiguous(),
         first=first.expand(-1, length).contiguous(),
         second=second.expand(-1, length).contiguous(),

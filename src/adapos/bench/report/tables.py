@@ -98,9 +98,12 @@ class Style(NamedTuple):
 def quality(comparison: Comparison, style: Style) -> tuple[list[str], list[list[str]]]:
     """A line for each encoding, a column for each length; marks for what is significant."""
     measure = comparison.measure
-    best = {length: comparison.best(length) for length in comparison.lengths}
     # where all are equal none is best
-    best = {length: names if len(names) < len(comparison.encodings) else [] for length, names in best.items()}
+    best = {
+        length: names if len(names) < len(comparison.encodings) else []
+        for length in comparison.lengths
+        for names in (comparison.best(length),)
+    }
     lines = []
     for encoding in comparison.encodings:
         line = [style.text(encoding)]

@@ -75,7 +75,7 @@ def prepared(call: Call) -> Terms:
     assert isinstance(mix, HeadMix)
     mix = mix.holding([x.float() for x in mix.tensors()])
     b_in, w_out, b_out, (of_score, of_bias) = mix.b_in, mix.w_out, mix.b_out, mix.halves(call.heads)
-    reach, biased, added = mix.kernel // 2, bool(call.pairs.bias), mix.form != "concat"
+    reach, biased = mix.kernel // 2, bool(call.pairs.bias)
     plain = not ramps and fire is None and (call.layout.consecutive or not reach)
     tabled = table is not None and plain and call.layout.queries > FEW
     spelled = not tabled or reach > 0
@@ -83,7 +83,7 @@ def prepared(call: Call) -> Terms:
     if tabled:
         assert table is not None
         first = torch.addmm(b_in[:, None], of_bias[..., 0], table) if not reach else _through(table, of_bias, b_in)
-        second = table if added else None
+        second = table if mix.adds else None
     return Terms(
         first=None if first is None else first.contiguous(),
         second=second,
@@ -96,7 +96,7 @@ def prepared(call: Call) -> Terms:
         w_out=w_out.permute(2, 0, 1).contiguous(),
         b_out=b_out,
         zero=zero,
-        added=added,
+        added=mix.adds,
         **network,
     )
 
