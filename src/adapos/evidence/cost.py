@@ -55,7 +55,7 @@ class Timing(Study):
 
     def foresee(self, order: Order, encodings: Sequence[str]) -> None:
         plan = self.plan(order, encodings)
-        print(f"{measure.steps(plan)} timings, those of {plan.lengths[-1]:,} tokens of a minute or so: {plan.command}")
+        print(f"{measure.steps(plan)} timings side by side: {plan.command}")
 
     def read(self, folder: Path) -> Results:
         path = folder / self.name / "profile.json"
