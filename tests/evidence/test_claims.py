@@ -88,10 +88,13 @@ def test_a_claim_holds_where_every_pair_differs_as_it_says() -> None:
 
 
 def test_a_claim_does_not_hold_where_one_pair_could_be_chance() -> None:
-    bits = {"kerple + dape": WORSE, **dict.fromkeys(KERNELS, BETTER)} | {KERNELS[2]: (3.2, 2.8, 3.0)}
+    bits = {"kerple + dape": WORSE, **dict.fromkeys(KERNELS, BETTER)} | {KERNELS[2]: (3.2, 2.9, 3.1)}
     found = judge("dape/kernel", bits)
     assert found.verdict == FAILS
-    assert [each.held for each in found.contrasts] == [True, True, False]
+    assert [each.outcome for each in found.contrasts] == ["yes", "yes", "the other way round"]
+    assert found.why == "kerple + dape(kernel=7) against kerple + dape: the other way round"
+    unsure = judge("dape/kernel", bits | {KERNELS[2]: (3.1, 2.8, 2.9)})
+    assert unsure.why == "kerple + dape(kernel=7) against kerple + dape: could be chance"
 
 
 def test_a_difference_the_other_way_does_not_hold_however_sure() -> None:
@@ -114,6 +117,7 @@ def test_numbers_that_overflow_lose_and_none_is_made_up_for_them() -> None:
     assert lost.chance == max(each.chance for each in lost.contrasts if each.worse != "kerple")
     # some seeds are not all, and nothing that diverges is better than anything
     assert found((NAN, 2.5, 2.6)).verdict == FAILS
+    assert found((NAN, 2.5, 2.6)).why == "kerple + dape against kerple: diverges in some seeds only"
     assert found((NAN,) * 3, adapted=(math.inf, 2.1, 1.9)).verdict == FAILS
     assert found((9.5, 9.6, 9.7), adapted=(NAN,) * 3).verdict == FAILS
 
@@ -180,6 +184,7 @@ def test_what_nobody_learns_says_nothing(seen: float, verdict: str) -> None:
 def test_a_little_more_than_nothing_is_not_found(unseen: float, verdict: str) -> None:
     found = passkey(lambda name, seed, length: (0.9 if length <= 128 else unseen * (name == "tape")) + 0.001 * seed)
     assert found.verdict == verdict
+    assert found.why == ("tape reaches 0.041 of 0.5" if verdict == FAILS else "")
 
 
 def languages(right: Callable[[str, str], float], seen: float = 1.0) -> Finding:
@@ -218,6 +223,7 @@ def test_costs_are_held_against_the_operations(ratio: float, verdict: str) -> No
     found = CLAIMS["dape/cost"].judge(timed(ratio))
     assert found.verdict == verdict
     assert f"kerple + dape {ratio:.2f}" in found.ours
+    assert ("kerple + dape 1.80 at 512, cost-12-heads forward" in found.why) == (verdict == FAILS)
 
 
 def test_costs_that_were_not_all_measured_are_not_judged() -> None:

@@ -56,8 +56,11 @@ def of_pairs(
         finding = judged([compared(results, metric, pair, at, weights) for pair in pairs], ours)
         if reached is None:
             return finding
-        least = min(score(results, metric, better, at, weights).mean for better, _ in pairs)
-        return finding if least >= reached else replace(finding, verdict=FAILS)
+        means = {better: score(results, metric, better, at, weights).mean for better, _ in pairs}
+        short = [f"{better} reaches {mean:.3f} of {reached}" for better, mean in means.items() if mean < reached]
+        if not short:
+            return finding
+        return replace(finding, verdict=FAILS, why="; ".join([*short, finding.why]).removesuffix("; "))
 
     return Claim(name, asks, paper, source, ((study, encodings),), judge)
 

@@ -75,6 +75,8 @@ def reproduce_(
     for each, found in reproduce.findings(asked, reproduce.read(asked, order.folder)):
         Console().print(Text.assemble((each.name, "bold"), ": ", verdict(found)))
         print(f"  paper  {each.paper}\n  ours   {found.ours if isinstance(found, Finding) else found}")
+        if isinstance(found, Finding) and found.why:
+            print(f"  why    {found.why}")
 
 
 def verdict(found: Finding | Unfinished) -> Text:

@@ -33,6 +33,15 @@ class Contrast:
     def held(self) -> bool:
         return self.gain > 0 and (math.isinf(self.gain) or self.chance < SIGNIFICANT)
 
+    @property
+    def outcome(self) -> str:
+        """Whether it held, or how it did not."""
+        if self.held:
+            return "yes"
+        if math.isnan(self.gain):
+            return "diverges in some seeds only"
+        return "the other way round" if self.gain < 0 else "could be chance"
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -43,6 +52,7 @@ class Finding:
     seeds: int | None = None
     chance: float | None = None  # the greatest p of what the verdict rests on
     contrasts: tuple[Contrast, ...] = field(default=(), repr=False)
+    why: str = ""  # it does not hold
 
 
 def comparison(results: Results, metric: str) -> Comparison:
@@ -132,10 +142,12 @@ def judged(contrasts: Sequence[Contrast], ours: str) -> Finding:
     found = corrected(contrasts)
     failing = [each for each in found if not each.held]
     tested = [each.chance for each in failing or found if not math.isnan(each.chance)]
+    why = "; ".join(f"{each.better} against {each.worse}: {each.outcome}" for each in failing)
     return Finding(
         FAILS if failing else HOLDS,
         ours,
         min(each.seeds for each in found),
         max(tested) if tested else None,
         found,
+        why,
     )

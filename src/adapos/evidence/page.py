@@ -33,10 +33,11 @@ A claim is a set of pairs: this encoding must be better than that one. All encod
 from the same weights. A claim **holds** where every pair differs as it says with p < 0.05, by a two-sided t-test that
 is paired by seed; p is the greatest of them, and as all must hold, it needs no correction. Else the claim **does not
 hold here**: some pair is the other way round, or could be chance, and p is the greatest among those. That may say
-something of the claim, or of models as small as these. What no encoding learns is **not testable at this scale**. The
-models are small, because two cores trained them: what holds here may fail at the papers' scale, and the other way
-round. `--scale paper` runs the papers' recipes on GPUs, on enwik8 where their own text is not public; nobody has done
-so yet. Text is enwik8, in bytes, unless a claim says another.
+something of the claim, or of models as small as these, and with three seeds what could be chance is not shown to be
+none. What no encoding learns is **not testable at this scale**. The models are small, because two cores trained them:
+what holds here may fail at the papers' scale, and the other way round. `--scale paper` runs the papers' recipes on
+GPUs, on enwik8 where their own text is not public; nobody has done so yet. Text is enwik8, in bytes, unless a claim
+says another.
 """
 
 
@@ -71,7 +72,7 @@ def table(found: Mapping[Claim, Finding], held: Found, scale: str) -> str:
             ),
             words.NOTHING if each.seeds is None else str(each.seeds),
             words.NOTHING if each.chance is None else chance(each.chance),
-            f"**{each.verdict}**",
+            f"**{each.verdict}**{tables.escape_markdown(because(each))}",
             f"`{command(claim, scale)}`",
         ]
         for claim, each in found.items()
@@ -82,7 +83,8 @@ def table(found: Mapping[Claim, Finding], held: Found, scale: str) -> str:
 def section(claim: Claim, found: Finding, held: Found, scale: str, pictures: Sequence[str]) -> Iterator[str]:
     source = f" ([arXiv {claim.source}]({PAPERS}/{claim.source}))" if claim.source else ""
     yield f"## {claim.name}\n"
-    yield f"{tables.escape_markdown(claim.asks)}{source} **{found.verdict.capitalize()}.**\n"
+    verdict = f"**{found.verdict.capitalize()}**{tables.escape_markdown(because(found))}."
+    yield f"{tables.escape_markdown(claim.asks)}{source} {verdict}\n"
     if found.contrasts:
         yield contrasts(found.contrasts)
     for study, encodings in claim.needs:
@@ -101,7 +103,7 @@ def contrasts(found: Sequence[Contrast]) -> str:
             f"{each.gain:+.3g}" if math.isfinite(each.gain) else "diverged",
             chance(each.chance),
             chance(each.corrected),
-            "yes" if each.held else "no",
+            each.outcome,
         ]
         for each in found
     ]
@@ -214,6 +216,10 @@ def sized(study: Study, held: Any) -> str:
     assert isinstance(trained, Training | Digits)
     unit = "images" if isinstance(trained, Digits) else "texts"
     return f"{large(row.parameters)} parameters, {row.steps:,} steps of {trained.batch} {unit}"
+
+
+def because(found: Finding) -> str:
+    return f": {found.why}" if found.why else ""
 
 
 def chance(p: float) -> str:
