@@ -12,6 +12,7 @@ from rich.text import Text
 
 from adapos.bench import enwik8
 from adapos.bench.commands import stoppable
+from adapos.bench.report import statistics
 from adapos.bench.train import Setup
 from adapos.console import in_a_sentence, ruled
 from adapos.evidence import reproduce
@@ -35,6 +36,9 @@ def reproduce_(
     data: Annotated[str | None, typer.Option(help="Text in place of enwik8, or the file of enwik8 itself.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="bytes, or a Hugging Face tokenizer by name or path.")] = None,
     model: Annotated[str | None, typer.Option(help="The pretrained model of tape/finetune, by name or path.")] = None,
+    seeds: Annotated[
+        int, typer.Option(min=statistics.NEEDED, help="Models of each encoding; more tell smaller differences apart.")
+    ] = statistics.NEEDED,
     workers: Annotated[int, typer.Option(min=1, help="Trials at once.")] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what will be run and what it takes.")] = False,
@@ -59,7 +63,9 @@ def reproduce_(
         )
     if model is not None and not any(study.pretrained for study in needed):
         raise ValueError(f"--model is for claims of pretrained models, and {claim} is of none; leave it out")
-    order = Order(out / scale, Setup(device), workers, lambda text: print(text, file=sys.stderr), of_text, model)
+    order = Order(
+        out / scale, Setup(device), workers, lambda text: print(text, file=sys.stderr), of_text, model, seeds
+    )
     # what is missing is said now, not after hours
     for study, encodings in needed.items():
         study.check(order, encodings)

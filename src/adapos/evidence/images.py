@@ -88,7 +88,6 @@ class Digits(Study):
     steps: int
     batch: int = 64
     rate: float = 2e-3
-    seeds: int = 3
 
     def check(self, order: Order, encodings: Sequence[str]) -> None:
         digits()
@@ -97,7 +96,7 @@ class Digits(Study):
         store = order.folder / self.name / "rows.jsonl"
         store.parent.mkdir(parents=True, exist_ok=True)
         have = {row.trial for row in rows.read(store)}
-        for seed in range(self.seeds):
+        for seed in range(order.seeds):
             for spec in encodings:
                 if self.called(spec, seed) not in have:
                     order.say(f"{spec}, seed {seed}: digits")
@@ -144,7 +143,7 @@ class Digits(Study):
             )
 
     def foresee(self, order: Order, encodings: Sequence[str]) -> None:
-        print(f"{len(encodings)} encodings x {self.seeds} seeds, {self.steps} steps of {self.batch} images of 8 x 8")
+        print(f"{len(encodings)} encodings x {order.seeds} seeds, {self.steps} steps of {self.batch} images of 8 x 8")
         _, test = digits()
         seconds = 0.0
         for spec in encodings:
@@ -163,7 +162,7 @@ class Digits(Study):
             batches = len(test.images) / AT_ONCE
             seconds += self.steps * step(SIDE, self.batch, training=True)
             seconds += sum(batches * step(side, AT_ONCE) for side in self.sides)
-        print(f"about {spell(self.seeds * seconds)} in all, from a few steps run here")
+        print(f"about {spell(order.seeds * seconds)} in all, from a few steps run here")
 
     def read(self, folder: Path) -> Results:
         found = [

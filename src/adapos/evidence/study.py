@@ -14,7 +14,7 @@ from typing import Any
 from adapos.bench import compare, plan, report, rows, tasks
 from adapos.bench.commands import foresee
 from adapos.bench.plan import Plan
-from adapos.bench.report import results
+from adapos.bench.report import results, statistics
 from adapos.bench.report.results import BESIDE, Results
 from adapos.bench.train import Setup
 from adapos.specs import lengths
@@ -34,6 +34,7 @@ class Order:
     say: compare.Say
     of_text: Mapping[str, Any] = field(default_factory=dict)  # parameters of the task text that a user has chosen
     model: str | None = None  # in place of a study's pretrained one
+    seeds: int = statistics.NEEDED
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +78,6 @@ class Training(Study):
     """Models trained and examined by the bench: settings of a plan, but for its encodings and seeds."""
 
     settings: Mapping[str, Any]
-    seeds: int = 3
 
     @property
     def train_length(self) -> int:
@@ -111,7 +111,7 @@ class Training(Study):
             of_text = {**of_text, "tokenizer": settings["model"]}
         if self.reads_text:
             settings["task"] = tasks.normal(settings["task"], **of_text)
-        return Plan(encodings=tuple(encodings), seeds=tuple(range(self.seeds)), **settings)
+        return Plan(encodings=tuple(encodings), seeds=tuple(range(order.seeds)), **settings)
 
     def check(self, order: Order, encodings: Sequence[str]) -> None:
         plan.merged(self.plan(encodings, order).checked(), order.folder / self.name)
