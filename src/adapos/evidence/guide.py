@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from adapos.bench.report import tables, words
+from adapos.bench.report import statistics, tables, words
 from adapos.bench.report.results import Results, Score
 from adapos.evidence.claim import Found
 from adapos.evidence.page import compared
@@ -28,14 +28,14 @@ def filled(page: str, held: Found) -> str:
 def ranking(text: Results, timed: Profile | None) -> str:
     """The best at the longest length first, with the time of a training step of attention beside plain attention's.
 
-    Encodings that were not run with as many seeds as others are left out.
+    Encodings that were run with fewer seeds than a verdict needs are left out, where others were not.
     """
     (comparison,) = compared(text, text.encodings)
     measure, lengths = comparison.measure, comparison.lengths
     scores = {name: comparison.scores.get((name, lengths[-1]), Score({})) for name in comparison.encodings}
-    seeds = max(len(score.values) for score in scores.values())
+    least = min(statistics.NEEDED, max(len(score.values) for score in scores.values()))
     ranked = sorted(
-        (name for name, score in scores.items() if len(score.values) == seeds),
+        (name for name, score in scores.items() if len(score.values) >= least),
         key=lambda name: math.inf if scores[name].diverged else scores[name].mean,
     )
     shown = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
@@ -49,7 +49,9 @@ def ranking(text: Results, timed: Profile | None) -> str:
         time = times.get(name)
         lines.append([tables.escape_markdown(name), *said, words.NOTHING if time is None else f"{time:.2f}"])
     heads = ["encoding", *(f"{length:,}" for length in shown), "time"]
-    over = f"the mean and standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    seeds = sorted({len(scores[name].values) for name in ranked})
+    count = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
+    over = f"the mean and standard deviation over {count} seeds" if seeds != [1] else "one seed"
     caption = (
         f"{words.named(measure).capitalize()}, {words.direction(measure)}, by tokens of context: {over}, trained at "
         f"length {comparison.train_length:,}."
