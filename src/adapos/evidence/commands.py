@@ -63,9 +63,7 @@ def reproduce_(
         )
     if model is not None and not any(study.pretrained for study in needed):
         raise ValueError(f"--model is for claims of pretrained models, and {claim} is of none; leave it out")
-    order = Order(
-        out / scale, Setup(device), workers, lambda text: print(text, file=sys.stderr), of_text, model, seeds
-    )
+    order = Order(out / scale, Setup(device), workers, lambda text: print(text, file=sys.stderr), of_text, model, seeds)
     # what is missing is said now, not after hours
     for study, encodings in needed.items():
         study.check(order, encodings)

@@ -13,10 +13,11 @@ from adapos.kernels.cpu import Native
 from adapos.kernels.reference import Reference, attention
 from adapos.kernels.sdpa import Sdpa
 from adapos.kernels.tiled import Tiled
+from adapos.kernels.triton import Triton
 from adapos.layout import Layout
 from adapos.pairs import Pairs, wide
 
-BACKENDS: tuple[Backend, ...] = (Native(), Sdpa(), Tiled(), Reference())
+BACKENDS: tuple[Backend, ...] = (Native(), Triton(), Sdpa(), Tiled(), Reference())
 
 __all__ = ["BACKENDS", "Backend", "Call", "attend", "choose", "explain", "named", "ranked", "weights"]
 

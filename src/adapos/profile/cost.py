@@ -26,7 +26,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from adapos.kernels import Call
 from adapos.layout import Layout
@@ -112,6 +111,9 @@ def cached(*tensors: Tensor) -> int:
 
 def counted(run: Callable[[], object]) -> int:
     """The operations of ordinary torch products, as torch counts them."""
+    # here, for it loads triton where that is installed
+    from torch.utils.flop_counter import FlopCounterMode
+
     with FlopCounterMode(display=False) as counter:
         run()
     return int(counter.get_total_flops())

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from adapos.kernels.call import Call
+from adapos.kernels.terms import one_ramp, one_table
 from adapos.layout import Layout
-from adapos.pairs import EPSILON, DistanceTable, Fire, HeadMix, Ramp, along_keys, psi
+from adapos.pairs import EPSILON, Fire, HeadMix, along_keys, psi
 
 FEW = 16  # queries, for which making tables costs more than it saves
 
@@ -63,10 +64,7 @@ NAMES = tuple(field.name for field in fields(Terms) if field.name not in ("zero"
 
 def prepared(call: Call) -> Terms:
     """By ordinary differentiable operations."""
-    table, zero = merged([term for term in call.pairs.bias if isinstance(term, DistanceTable)])
-    ramps = [term for term in call.pairs.bias if isinstance(term, Ramp)]
-    ramp_q = sum((term.q.double() for term in ramps[1:]), ramps[0].q.double()).contiguous() if ramps else None
-    ramp_k = sum((term.k.double() for term in ramps[1:]), ramps[0].k.double()).contiguous() if ramps else None
+    (table, zero), (ramp_q, ramp_k) = one_table(call.pairs.bias), one_ramp(call.pairs.bias)
     fire = next((term for term in call.pairs.bias if isinstance(term, Fire)), None)
     network = {} if fire is None else _network(fire, call.layout)
     mix = call.pairs.mix
@@ -76,7 +74,7 @@ def prepared(call: Call) -> Terms:
     mix = mix.holding([x.float() for x in mix.tensors()])
     b_in, w_out, b_out, (of_score, of_bias) = mix.b_in, mix.w_out, mix.b_out, mix.halves(call.heads)
     reach, biased = mix.kernel // 2, bool(call.pairs.bias)
-    plain = not ramps and fire is None and (call.layout.consecutive or not reach)
+    plain = ramp_q is None and fire is None and (call.layout.consecutive or not reach)
     tabled = table is not None and plain and call.layout.queries > FEW
     spelled = not tabled or reach > 0
     first = second = None
@@ -125,17 +123,3 @@ def _through(table: Tensor, weight: Tensor, b_in: Tensor) -> Tensor:
     # a tap further along the keys is a step closer: distance runs the other way
     first = along_keys(wider[None, :, None], weight.flip(2))[0, :, 0] + b_in[:, None]
     return first[:, reach : first.shape[1] - reach]
-
-
-def merged(terms: list[DistanceTable]) -> tuple[Tensor | None, int]:
-    """One table for all, and its column of distance 0."""
-    if not terms:
-        return None, 0
-    if len(terms) == 1:
-        return terms[0].table.float().contiguous(), terms[0].zero
-    zero = max(term.zero for term in terms)
-    furthest = max(term.table.shape[1] - 1 - term.zero for term in terms)
-    distance = torch.arange(-zero, furthest + 1, device=terms[0].table.device)
-    columns = [(distance + term.zero).clamp(0, term.table.shape[1] - 1) for term in terms]
-    total = torch.stack([term.table.float()[:, column] for term, column in zip(terms, columns, strict=True)]).sum(0)
-    return total, zero

@@ -1,0 +1,76 @@
+"""Triton kernels for GPUs: logits of all heads of a tile in one program, and the softmax and values of each head.
+
+Triton is loaded by the first call that these kernels run, never before. TRITON_INTERPRET=1 in the environment, before
+Python starts, runs them on a CPU, slowly: that is how they are tested where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from adapos.kernels.call import OPAQUE, Call
+from adapos.pairs import DistanceTable, HeadMix, Ramp
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+WIDEST = 256  # numbers of a head, and of its values
+HEADS = 32
+TAPS = 7
+
+
+class Triton:
+    name = "triton"
+
+    def refuses(self, call: Call) -> str | None:
+        device = call.q.device
+        if device.type != "cuda" and not (INTERPRETED and device.type == "cpu"):
+            return f"it runs on GPUs, and these tensors are on {device}"
+        if find_spec("triton") is None:
+            return 'it needs triton: pip install "adapos[gpu]"'
+        if call.q.dtype not in DTYPES:
+            return f"it takes float32, bfloat16 and float16, and these tensors are {str(call.q.dtype)[6:]}"
+        if max(call.q.shape[3], call.v.shape[3]) > WIDEST:
+            return f"heads and values may be up to {WIDEST} wide, and they are {call.q.shape[3]} and {call.v.shape[3]}"
+        for term in call.pairs.bias:
+            if not isinstance(term, DistanceTable | Ramp):
+                return f"it adds tables over distance and ramps, and {type(term).__name__} is neither"
+        mix = call.pairs.mix
+        if mix is not None and not isinstance(mix, HeadMix):
+            return f"it mixes heads, and {type(mix).__name__} counts along whole rows"
+        if mix is not None and call.heads > HEADS:
+            return f"it mixes up to {HEADS} heads, and there are {call.heads}"
+        if mix is not None and mix.kernel > TAPS:
+            return f"it mixes over up to {TAPS} keys, and these are {mix.kernel}"
+        if call.transformed:
+            return OPAQUE
+        if call.dropout:
+            return "it does not drop attention weights"
+        return None
+
+    def rank(self, call: Call) -> int:
+        if call.q.device.type != "cuda":
+            return 4
+        # torch's own is ahead where there is nothing but plain attention
+        return 0 if call.pairs.terms else 2
+
+    def __call__(self, call: Call) -> Tensor:
+        from adapos.kernels.triton.ops import fused
+        from adapos.kernels.triton.terms import prepared
+
+        call, layout = call.with_padding_zeroed(), call.layout
+        with torch.autocast(call.q.device.type, enabled=False):
+            terms = prepared(call)
+        places = (
+            None if layout.consecutive else layout.q_pos.contiguous(),
+            None if layout.consecutive else layout.k_pos.contiguous(),
+            None if layout.q_doc is None else layout.q_doc.contiguous(),
+            None if layout.k_doc is None else layout.k_doc.contiguous(),
+        )
+        # a window of all keys is none
+        window = 0 if layout.window is None or layout.window >= layout.keys else layout.window
+        numbers = [layout.start, window, int(layout.causal), terms.zero, int(terms.added)]
+        return fused(call.q, call.k, call.v, *places, *terms.tensors(), numbers, call.scale).to(call.v.dtype)

@@ -1,0 +1,68 @@
+"""What the loss says of the logits of a tile of one head, by the softmax of its rows.
+
+p = exp(logit - top) / sums                   dp = dout v'                   dlogit = p (dp - delta)
+
+delta = sum of dout out over the values of a row. logit is read from what `weigh` wrote again and dlogit put in its
+place; where nothing mixes heads it is made here, and dlogit is what the loss says of score and bias alike. p, and with
+it the gradient of the score, is written for matrix products with the texts: dv = p' dout, dq = dS k, dk = dS' q.
+
+                  N keys
+                +---------+
+     M queries  |  logit  |--> p ----> chunk of queries x keys, as wide as the texts' numbers
+                |   dp    |--> dlogit > the same, in float32
+                +---------+
+
+A program is (tile of keys, tile of queries, head of a text).
+"""
+
+import triton
+import triton.language as tl
+
+from adapos.kernels.triton.tile import LENGTHS, biases, scores, seen, times
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def differentiate(
+    logits, weights, d_scores, d_out, delta, top, shares, q, k, v, table, q_pos, k_pos, q_doc, k_doc, ramp_q, ramp_k,
+    q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token, T, S, R, zero, start, window, text,
+    begin, end, first, last, pitch, scale, H: tl.constexpr, REPEATS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    VALUES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DOCS: tl.constexpr, TABLE: tl.constexpr,
+    IDS: tl.constexpr, RAMP: tl.constexpr, MIXED: tl.constexpr, KEPT: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    head, local = tl.program_id(2) % H, tl.program_id(2) // H
+    b, h = (text + local).to(tl.int64), head + tl.arange(0, 1)
+    rows, j = begin + tl.program_id(1) * M + tl.arange(0, M), first + tl.program_id(0) * N + tl.arange(0, N)
+    i, there = start + rows, (rows < end)[:, None] & (j < last)[None, :]
+    place = tl.program_id(2).to(tl.int64) * (end - begin) * pitch * 16
+    place = place + (rows - begin)[:, None] * pitch * 16 + (j - first)[None, :]
+    if MIXED:
+        logit = tl.load(logits + place, mask=there, other=float("-inf"))
+    else:
+        found = seen(b, rows, i, j, q_doc, k_doc, T, S, window, CAUSAL, WINDOW, DOCS) & there
+        logit = scores(
+            q, k, b, h, rows, j, q_batch, q_head, q_token, k_batch, k_head, k_token, T, S, scale, H, REPEATS, D, DEPTH,
+            1, M, N, PRECISION,
+        )  # fmt: skip
+        logit += biases(
+            b, h, rows, i, j, found, table, q_pos, k_pos, ramp_q, ramp_k, T, S, R, zero, H, 1, M, N, TABLE, IDS, RAMP
+        )
+        logit = tl.where(found, tl.reshape(logit, [M, N]), float("-inf"))
+    row = (b * H + head) * T + rows
+    inside = rows < end
+    weight = tl.exp(logit - tl.load(top + row, mask=inside, other=0.0)[:, None])
+    weight = weight * tl.load(shares + row, mask=inside, other=0.0)[:, None]
+    d_weight = tl.zeros([M, N], tl.float32)
+    of_v = v + b * v_batch + (head // REPEATS).to(tl.int64) * v_head + j.to(tl.int64)[None, :] * v_token
+    for value in range(0, VALUES, DEPTH):
+        e = value + tl.arange(0, DEPTH)
+        grad = tl.load(d_out + row[:, None] * E + e[None, :], mask=inside[:, None] & (e < E)[None, :], other=0.0)
+        values = tl.load(of_v + e[:, None], mask=(j < last)[None, :] & (e < E)[:, None], other=0.0)
+        d_weight = times(grad, values, d_weight, PRECISION)
+    d_logit = weight * (d_weight - tl.load(delta + row, mask=inside, other=0.0)[:, None])
+    kind = weights.dtype.element_ty
+    tl.store(weights + place, weight.to(kind), mask=there)
+    if KEPT:
+        tl.store(logits + place, d_logit, mask=there)
+    if not MIXED:
+        tl.store(d_scores + place, (d_logit * scale).to(kind), mask=there)

@@ -1,0 +1,117 @@
+"""Both passes over a call, chunk of queries by chunk.
+
+forward     weigh -> logits    gather -> out, and of each row its greatest logit and its sum of exp(logit - greatest)
+backward    weigh -> logits    differentiate -> p, dlogit    unmix -> dS, dB    learn -> sums for the matrices
+
+What is linear then, dq = dS k, dk = dS' q, dv = p' dout and the sums of dB for tables and ramps, torch does. Where
+nothing mixes heads there are neither `weigh` nor `unmix` and `learn`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from adapos.kernels.triton import sizes
+from adapos.kernels.triton.launch import differentiate, gather, learn, unmix, weigh
+from adapos.kernels.triton.problem import Problem, of_chunk
+from adapos.kernels.triton.sizes import Chunk
+from adapos.kernels.triton.sums import Sums
+
+ATOMIC = False  # sums for matrices are added in place: less memory, and last digits that differ from run to run
+
+
+class Buffers:
+    """Memory for (texts, heads, queries, keys) of one chunk after the other."""
+
+    def __init__(self, problem: Problem, *, skewed: bool = False) -> None:
+        chunks = problem.chunks()
+        self.device, self.heads = problem.q.device, problem.heads
+        # zeros before each row, as many as there are rows, so that diagonals can be read as columns
+        self.before = sizes.whole(max(len(chunk.rows) for chunk in chunks)) if skewed else 0
+        self.pitch = self.before + sizes.whole(max(len(chunk.keys) for chunk in chunks))
+        self.rows = self.heads * max(len(chunk.texts) * len(chunk.rows) for chunk in chunks)
+        self.held: dict[str, Tensor] = {}
+
+    def of(self, name: str, chunk: Chunk, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(n, H, t, .), the same from chunk to chunk."""
+        if name not in self.held:
+            size = self.rows * self.pitch + self.before
+            self.held[name] = torch.zeros(size, dtype=dtype, device=self.device)
+        shape = (len(chunk.texts), self.heads, len(chunk.rows))
+        rows = self.held[name][: shape[0] * shape[1] * shape[2] * self.pitch]
+        return rows.view(*shape, self.pitch)[..., self.before :]
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """The output (B, H, T, E), and each row's greatest logit and its sum of exp(logit - greatest), (2, B, H, T)."""
+    batch, heads, queries, _ = problem.q.shape
+    count = sizes.parts(queries, batch * heads, problem.k.shape[2])
+    out = problem.q.new_empty((count, batch, heads, queries, problem.v.shape[3]), dtype=torch.float32)
+    ends = problem.q.new_empty((2, count, batch, heads, queries), dtype=torch.float32)
+    of_pairs, of_values, of_mix = problem.of_pairs(), problem.of_values(), problem.of_mix()
+    buffers = Buffers(problem)
+    for chunk in problem.chunks():
+        where, logits = of_chunk(chunk, buffers.pitch), None
+        if problem.mixed:
+            logits = buffers.of("logits", chunk)
+            weigh(chunk, logits=logits, kept=None, KEPT=False, **of_pairs, **of_mix, **where)
+        share = -(-len(chunk.keys) // count)
+        gather(
+            chunk, out=out, top=ends[0], sums=ends[1], logits=logits, **of_pairs, **of_values, **where, batch=batch,
+            parts=count, share=share,
+        )  # fmt: skip
+    return (out[0], ends[:, 0]) if count == 1 else joined(out, *ends)
+
+
+def joined(out: Tensor, top: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """The parts of the keys put together."""
+    greatest = top.amax(0)
+    fade = (top - greatest).exp()
+    total = (sums * fade).sum(0)
+    gathered = (out * fade[..., None]).sum(0) / total.masked_fill(total == 0, 1.0)[..., None]
+    return gathered, torch.stack([greatest, total])
+
+
+def backward(problem: Problem, grad: Tensor, out: Tensor, ends: Tensor) -> dict[str, Tensor]:
+    """The gradients of all tensors of the problem but ids and documents, by name."""
+    q, k, v = problem.q, problem.k, problem.v
+    top, sums = ends
+    delta = (grad * out).sum(-1)
+    grad = grad.to(v.dtype).contiguous()
+    shares = torch.where(sums == 0, 0.0, 1 / sums)
+    of_pairs, of_values, of_mix = problem.of_pairs(), problem.of_values(), problem.of_mix()
+    buffers = Buffers(problem, skewed=problem.table is not None and problem.k_pos is None)
+    d_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    d_k, d_v = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
+    total = Sums(problem)
+    for chunk in problem.chunks():
+        where = of_chunk(chunk, buffers.pitch)
+        logits, weights = buffers.of("logits", chunk), buffers.of("weights", chunk, v.dtype)
+        d_scores = buffers.of("d_scores", chunk, q.dtype)
+        d_biases: Tensor | None = logits
+        if problem.mixed:
+            scores = buffers.of("scores", chunk)
+            weigh(chunk, logits=logits, kept=scores, KEPT=True, **of_pairs, **of_mix, **where)
+        differentiate(
+            chunk, logits=logits, weights=weights, d_scores=d_scores, d_out=grad, delta=delta, top=top, shares=shares,
+            **of_pairs, **of_values, **where, KEPT=problem.mixed or problem.biased,
+        )  # fmt: skip
+        if problem.mixed:
+            d_biases = buffers.of("d_biases", chunk) if problem.biased else None
+            of_tiles = {"scores": scores, "d_logits": logits, **of_pairs, **of_mix, **where}
+            unmix(chunk, d_scores=d_scores, d_biases=d_biases, **of_tiles)
+            total.of_matrices(learn(chunk, atomic=ATOMIC, **of_tiles))
+        texts, rows, keys = (slice(part.start, part.stop) for part in (chunk.texts, chunk.rows, chunk.keys))
+        seen, moved = (_of_groups(x, k)[..., : len(chunk.keys)] for x in (weights, d_scores))
+        d_q[texts, :, rows] = (moved @ k[texts, :, keys]).view(d_q[texts, :, rows].shape)
+        d_k[texts, :, keys] += moved.mT @ _of_groups(q[texts, :, rows], k)
+        d_v[texts, :, keys] += seen.mT @ _of_groups(grad[texts, :, rows], k)
+        if problem.biased and d_biases is not None:
+            total.of_biases(d_biases, chunk)
+    return {"q": d_q, "k": d_k.to(k.dtype), "v": d_v.to(v.dtype), **total.found}
+
+
+def _of_groups(x: Tensor, k: Tensor) -> Tensor:
+    """(n, H, t, .) -> (n, G, H / G x t, .): rows of all heads that share a head of keys."""
+    return x.unflatten(1, (k.shape[1], -1)).flatten(2, 3)

@@ -1,0 +1,56 @@
+"""How calls are cut: chunks of queries whose logits are in memory at one time, and parts of keys for few queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# of a chunk, all heads: 64 MiB of float32. A device's second cache holds much of it, and it is work enough for the time
+# of a launch not to matter
+LOGITS = 2**24
+ROWS = 64  # a chunk has a multiple of these queries, or of LEAST where texts are very long
+LEAST = 16
+STEP = 16  # rows of memory begin at multiples of these numbers; heads and channels are padded to as many
+FEW = 16  # queries, whose keys are cut into parts
+PART = 512  # keys of a part at least
+PROGRAMS = 256  # that a device runs at once, more or less
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Queries of some texts, and all keys that any of them sees."""
+
+    texts: range
+    rows: range
+    keys: range
+
+
+def chunks(batch: int, heads: int, queries: int, *, keys: int, start: int, window: int, causal: bool) -> list[Chunk]:
+    """In the order of texts and queries; `window` is 0 where there is none."""
+    rows = LOGITS // (heads * keys)
+    texts = max(1, rows // queries)
+    rows = queries if rows >= queries else max(rows // ROWS * ROWS or rows // LEAST * LEAST, LEAST)
+    found = []
+    for text in range(0, batch, texts):
+        for begin in range(0, queries, rows):
+            end = min(begin + rows, queries)
+            first, last = 0, keys
+            if causal:
+                last = min(last, start + end)
+            if window:
+                first, last = max(first, start + begin - window + 1), min(last, start + end - 1 + window)
+            found.append(Chunk(range(text, min(text + texts, batch)), range(begin, end), range(first, last)))
+    return found
+
+
+def parts(queries: int, programs: int, keys: int) -> int:
+    """Into how many parts the keys of few queries are cut, for a device to have enough to do."""
+    return 1 if queries > FEW else max(1, min(PROGRAMS // programs, keys // PART))
+
+
+def whole(count: int) -> int:
+    return -(-count // STEP) * STEP
+
+
+def up(count: int) -> int:
+    """The next power of two, as tiles must have, and a product of matrices at least."""
+    return max(STEP, 1 << (count - 1).bit_length())

@@ -1,0 +1,135 @@
+"""The Triton kernels compiled for GPUs, without one: they fit, need no more than was written down, know no lengths."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adapos.kernels import triton
+from cases import Attention
+
+pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.skipif(triton.INTERPRETED, reason="what is interpreted is not compiled"),
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
+]
+
+
+@pytest.fixture(scope="module")
+def resources() -> Iterator[Any]:
+    """tools/resources.py"""
+    place = Path(__file__).parents[3] / "tools" / "resources.py"
+    spec = importlib.util.spec_from_file_location("resources", place)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["resources"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["resources"]
+
+
+def checked(case: Any, resources: Any, written: dict[Any, Any]) -> dict[str, str]:
+    """What a kernel needs beyond what was written down."""
+    found, before = resources.compiled(case), written[case]
+    wrong = {
+        name: f"{now} > {then}"
+        for name in ("registers", "spilled", "shared")
+        if (now := getattr(found, name)) > (then := getattr(before, name))
+    }
+    if found.shared > resources.LIMITS[case.target]:
+        wrong["limit"] = f"{found.shared} > {resources.LIMITS[case.target]}"
+    return wrong
+
+
+def test_they_fit_and_need_no_more_than_was_written_down(resources: Any) -> None:
+    written = resources.read()
+    cases = list(resources.cases(some=True))
+    assert {case for case in cases if case not in written} == set()
+    assert {str(case): wrong for case in cases if (wrong := checked(case, resources, written))} == {}
+
+
+@pytest.mark.full
+def test_all_of_them_fit_and_need_no_more_than_was_written_down(resources: Any) -> None:
+    written = resources.read()
+    assert set(resources.cases()) == set(written)
+    assert {str(case): wrong for case in written if (wrong := checked(case, resources, written))} == {}
+
+
+def test_every_model_has_tiles_without_spills_on_nvidia(resources: Any) -> None:
+    """At the head widths and hidden widths of the papers' models, k = 1 and 3."""
+    found: dict[tuple[object, ...], list[int]] = {}
+    for case, needs in resources.read().items():
+        if case.target.startswith("sm_") and case.dtype == "bf16" and case.heads < 32:
+            model = (case.kernel, case.target, case.heads, case.width, case.channels, case.taps)
+            found.setdefault(model, []).append(needs.spilled)
+    assert found
+    assert {model: spilled for model, spilled in found.items() if min(spilled)} == {}
+
+
+@pytest.mark.parametrize("pairs", ["table", "ramp", "mix 1 residual", "mix 3 of ramp"])
+def test_no_length_is_compiled_for(pairs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    from adapos.kernels.triton import launch, ops
+    from adapos.kernels.triton.terms import prepared
+
+    backend, keys = make_backend(GPUTarget("cuda", 80, 32)), set()
+
+    def start(self: Any, grid: Any, arguments: dict[str, Any]) -> None:
+        """What a launch would be looked up by, among kernels that are compiled."""
+        assert min(grid(self.tiles[0].sizes)) >= 1
+        taken = {name: x for name, x in arguments.items() if name in self.run.arg_names}
+        binder = create_function_from_signature(self.run.signature, self.run.params, backend)
+        _, specialization, _ = binder(**taken, **self.configurations(taken.get("HEADS", 1))[0].kwargs)
+        keys.add((self.run.__name__, str(specialization)))
+
+    monkeypatch.setattr(launch.Kernel, "__call__", start)
+    counts = []
+    for length in (17, 1, 16, 48, 100, 129, 1000):
+        a = Attention.make(pairs, "dense", length=length, batch=1, width=16, values=16, dtype=torch.float32)
+        call = a.call
+        numbers = [0, 0, 1, prepared(call).zero, 1]
+        inputs = [x.detach() for x in (call.q, call.k, call.v)]
+        rest = [None if x is None else x.detach() for x in prepared(call).tensors()]
+        out, ends = ops.forward(*inputs, None, None, None, None, *rest, numbers, 0.25)
+        ops.backward(out, out, ends, *inputs, None, None, None, None, *rest, numbers, 0.25)
+        counts.append(len(keys))
+    # forward and backward are told apart, and nothing else
+    assert counts[0] >= 2
+    assert counts[-1] == counts[0]
+
+
+def test_what_is_tried_does_not_depend_on_lengths() -> None:
+    from adapos.kernels.triton import launch
+    from adapos.kernels.triton.tile import LENGTHS
+
+    assert not {*LENGTHS, "batch", "parts", "share"} & set(launch.KIND)
+
+
+def test_without_a_gpu_it_refuses_and_triton_is_not_loaded() -> None:
+    code = (
+        "import sys, torch, adapos; q = torch.randn(1, 2, 5, 8); "
+        "print(dict(adapos.explain(q, q, q, adapos.Layout.dense(1, 5)))['triton'], 'triton' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "it runs on GPUs, and these tensors are on cpu False\n"
+
+
+def test_every_kernel_has_tiles_to_try_for_up_to_all_heads_that_it_takes() -> None:
+    from adapos.kernels.triton import launch, sizes
+
+    for heads in (1, 16, triton.HEADS):
+        for kernel in launch.KERNELS.values():
+            tuner = kernel.tried(sizes.up(heads))
+            assert len(tuner.configs) == len(kernel.fitting(sizes.up(heads))) > 0
+            assert tuner is kernel.tried(sizes.up(heads))

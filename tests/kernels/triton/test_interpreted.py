@@ -1,0 +1,171 @@
+"""The Triton kernels in Triton's interpreter, on a CPU, against the reference in float64.
+
+TRITON_INTERPRET=1 must be set before Python starts; `make test` runs some of these tests, `make test-triton` all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import cycle
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+
+from adapos import attend, kernels
+from adapos.kernels import triton
+from adapos.model import Cache, Decoder
+from cases import LAYOUTS, SHAPE, VOCABULARY, Attention, apart, text
+from judge import EDGE, KNOWN, SOME, Judge, attentions, made
+
+pytestmark = [
+    pytest.mark.skipif(not triton.INTERPRETED, reason="TRITON_INTERPRET=1 is not set; `make test-triton` sets it"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+SIZES = [(2, 21, 4, 2, 8, 5), (1, 37, 3, 3, 5, 9), (2, 19, 6, 1, 4, 4), (3, 17, 2, 2, 3, 20)]
+FEW = ["dense", "one query", "bidirectional", "documents", "window", "ids that jump"]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles and chunks so small that even a short text has many."""
+    cut(monkeypatch)
+
+
+def cut(patch: pytest.MonkeyPatch) -> None:
+    from adapos.kernels.triton import launch
+
+    tiles = {
+        "WEIGH": launch.Tile(8, 32, 4),
+        "UNMIX": launch.Tile(4, 32),
+        "LEARN": launch.Tile(8, 32),
+        "GATHER": launch.Tile(8, 16, 8),
+        "DIFFERENTIATE": launch.Tile(16, 8, 8),
+    }
+    for name, tile in tiles.items():
+        patch.setattr(launch, name, replace(getattr(launch, name), tiles=(tile,)))
+    for name, size in {"LOGITS": 2**10, "ROWS": 8, "LEAST": 4, "PART": 8, "FEW": 2}.items():
+        patch.setattr(f"adapos.kernels.triton.sizes.{name}", size)
+
+
+def wrong(pairs: str, layouts: list[str], dtype: torch.dtype = torch.float32) -> dict[str, dict[str, str]]:
+    sizes, found = cycle(SIZES), {}
+    for layout in layouts:
+        judge = made(pairs, layout, next(sizes), dtype)
+        if beyond := judge.beyond(judge.a.run("triton")):
+            found[layout] = beyond
+    return found
+
+
+@pytest.mark.usefixtures("poisoned", "small")
+@pytest.mark.parametrize("pairs", SOME)
+def test_they_equal_the_reference(pairs: str) -> None:
+    assert wrong(pairs, FEW) == {}
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("poisoned", "small")
+@pytest.mark.parametrize("pairs", KNOWN)
+def test_they_equal_the_reference_in_every_layout(pairs: str) -> None:
+    assert wrong(pairs, list(LAYOUTS)) == {}
+
+
+@pytest.mark.full
+@settings(max_examples=60, derandomize=True, deadline=None, database=None)
+@given(a=attentions())
+def test_any_call_equals_the_reference(a: Attention) -> None:
+    judge = Judge.of(a)
+    assume(judge.edge > EDGE)
+    with pytest.MonkeyPatch.context() as patch:
+        cut(patch)
+        assert judge.beyond(a.run("triton")) == {}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("pairs", ["table and ramp", "mix 3 residual"])
+def test_halves_err_no_more_than_the_reference_does(pairs: str, dtype: torch.dtype) -> None:
+    assert wrong(pairs, ["dense", "documents"], dtype) == {}
+
+
+@pytest.mark.parametrize("pairs", ["table", "mix 1 residual", "mix 3 of ramp"])
+def test_the_tiles_of_production_are_right_too(pairs: str) -> None:
+    judge = made(pairs, "dense", (1, 70, 18, 3, 72, 40))
+    assert judge.beyond(judge.a.run("triton")) == {}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("pairs", ["mix 1 residual", "mix 5 bias"])
+def test_sums_that_are_added_in_place_are_the_same(pairs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = made(pairs, "dense", SIZES[0])
+    monkeypatch.setattr("adapos.kernels.triton.passes.ATOMIC", True)
+    assert judge.beyond(judge.a.run("triton")) == {}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("pairs", ["nothing", "table and ramp", "mix 3 residual"])
+def test_keys_of_few_queries_are_cut_into_parts(pairs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from adapos.kernels.triton import passes
+
+    joined, seen = passes.joined, []
+    monkeypatch.setattr(passes, "joined", lambda out, top, sums: seen.append(len(out)) or joined(out, top, sums))
+    for layout in ("one query", "last queries of documents"):
+        judge = made(pairs, layout, (2, 40 if layout == "one query" else 6, 4, 2, 8, 5))
+        assert judge.beyond(judge.a.run("triton")) == {}
+    assert seen[0] == 5
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("pairs", ["table", "mix 3 residual"])
+def test_padding_may_hold_anything(pairs: str) -> None:
+    a = Attention.make(pairs, "documents", dtype=torch.float32)
+    assert a.layout.k_doc is not None
+    padding = (a.layout.k_doc == -1)[:, None, :, None]
+    spoiled = replace(a, k=a.k.detach().masked_fill(padding, torch.nan), v=a.v.detach().masked_fill(padding, torch.inf))
+    out = [attend(x.q, x.k, x.v, x.layout, x.pairs, backend="triton") for x in (a, spoiled)]
+    assert torch.equal(*out)
+    assert not out[0][padding.expand_as(out[0])].any()
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("spec", ["kerple + dape(kernel=3)", "tape + dape", "fox"])
+def test_a_decoder_learns_and_decodes_with_them(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, words = Decoder(VOCABULARY, SHAPE, spec), text(2, 13)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+
+    def gradients() -> list[torch.Tensor]:
+        said = model(words)
+        found = torch.autograd.grad(said.square().mean(), list(model.parameters()), allow_unused=True)
+        return [said.detach(), *(x for x in found if x is not None)]
+
+    usual = gradients()
+    monkeypatch.setattr(kernels, "BACKENDS", (triton.Triton(),))
+    found = gradients()
+    assert max(map(apart, found, usual)) < 1e-4
+    cache = Cache()
+    with torch.no_grad():
+        steps = [model(part, cache=cache) for part in words.split([7, 1, 5], dim=1)]
+    assert apart(torch.cat(steps, 1), found[0]) < 1e-5
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    a = Attention.make("table", "dense", length=5, dtype=torch.float32)
+    out = attend(a.q, a.k, a.v, a.layout, a.pairs, backend="triton")
+    (grad,) = torch.autograd.grad(out.square().sum(), a.q, create_graph=True)
+    with pytest.raises(RuntimeError, match="the triton kernel gives gradients, but no gradients of gradients"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize("pairs", ["table and ramp", "mix 3 residual"])
+def test_torch_sees_an_operator_with_shapes_and_gradients(pairs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from adapos.kernels.triton import ops
+
+    taken: list[tuple[object, ...]] = []
+    monkeypatch.setattr(ops, "fused", lambda *operands: taken.append(operands) or operands[0].float())
+    a = Attention.make(pairs, "dense", length=9, values=8, dtype=torch.float32)
+    attend(a.q, a.k, a.v, a.layout, a.pairs, backend="triton")
+    torch.library.opcheck(torch.ops.adapos.triton, taken[0])

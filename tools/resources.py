@@ -1,0 +1,161 @@
+"""Registers, spills and shared memory of the Triton kernels, compiled for GPUs without one.
+
+python tools/resources.py              compiles them for every target and writes docs/gpu-resources.csv
+python tools/resources.py --missing    compiles what the table does not hold yet
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+TABLE = Path(__file__).parent.parent / "docs" / "gpu-resources.csv"
+# targets as Triton names them, and the bytes of shared memory that a program may have there
+LIMITS = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "gfx942": 64 * 1024}
+PARAMETERS = {
+    "ids": ("q_pos", "k_pos", "q_doc", "k_doc"),
+    "texts": ("q", "k", "v", "weights", "d_scores", "d_out"),
+    "numbers": ("scale", "slope"),
+}
+STRIDES = re.compile(r"[qkv]_(batch|head|token)")
+
+
+@dataclass(frozen=True, order=True)
+class Case:
+    """What a kernel is compiled for."""
+
+    kernel: str
+    target: str
+    dtype: str
+    heads: int
+    width: int
+    channels: int
+    taps: int
+    tile: str
+    warps: int
+
+
+@dataclass(frozen=True)
+class Resources:
+    registers: int
+    spilled: int  # bytes that are written to memory for want of registers
+    shared: int  # bytes
+
+
+def main() -> None:
+    held = read() if "--missing" in sys.argv else {}
+    found = {case: held.get(case) or compiled(case) for case in cases()}
+    with TABLE.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([field.name for kind in (Case, Resources) for field in fields(kind)])
+        writer.writerows((*astuple(case), *astuple(resources)) for case, resources in sorted(found.items()))
+    print(TABLE)
+
+
+def read() -> dict[Case, Resources]:
+    with TABLE.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    kinds = {"int": int, "str": str}
+
+    def made(kind: type, line: dict[str, str]) -> Any:
+        return kind(**{field.name: kinds[str(field.type)](line[field.name]) for field in fields(kind)})
+
+    return {made(Case, line): made(Resources, line) for line in lines}
+
+
+def cases(*, some: bool = False) -> Iterator[Case]:
+    """Every kernel with every tile it is tried with, for models of many sizes, or for one."""
+    from adapos.kernels.triton import launch, sizes
+
+    usual = ("bf16", 12, 64, 32)
+    models = [usual]
+    if not some:
+        models += [("fp32", 12, 64, 32), ("bf16", 8, 64, 16), ("bf16", 16, 128, 64), ("bf16", 32, 128, 32)]
+    for target, (dtype, heads, width, channels) in product(LIMITS, models):
+        for name, kernel in launch.KERNELS.items():
+            for tile in kernel.fitting(sizes.up(heads)):
+                size = f"{tile.M} x {tile.N}"
+                if kernel.block is not None:
+                    for taps in (1, 3):
+                        yield Case(name, target, dtype, heads, width, channels, taps, size, tile.warps)
+                elif heads in (12, 16):  # which do not matter where a program has one
+                    yield Case(name, target, dtype, 1, width, 0, 0, size, tile.warps)
+
+
+def compiled(case: Case) -> Resources:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from adapos.kernels.triton import launch, sizes
+
+    kernel = launch.KERNELS[case.kernel]
+    tile = next(tile for tile in kernel.tiles if (f"{tile.M} x {tile.N}", tile.warps) == (case.tile, case.warps))
+    constants: dict[str, Any] = {
+        "H": case.heads, "HEADS": sizes.up(case.heads), "REPEATS": 1, "D": case.width, "E": case.width,
+        "VALUES": sizes.up(case.width), "CHANNELS": sizes.whole(case.channels), "TAPS": case.taps, "CAUSAL": True,
+        "WINDOW": False, "DOCS": False, "TABLE": True, "IDS": False, "RAMP": False, "SCORED": True, "BIASED": True,
+        "ADDED": True, "KEPT": True, "MIXED": case.kernel == "gather", "ATOMIC": False,
+        "PRECISION": "ieee" if case.dtype == "fp32" else "tf32", "BLOCK": kernel.block, **tile.sizes,
+        **dict.fromkeys((*PARAMETERS["ids"], "ramp_q", "ramp_k")),
+    }  # fmt: skip
+    names = kernel.run.arg_names
+    constants = {name: value for name, value in constants.items() if name in names}
+    signature = {name: "constexpr" if name in constants else kind(name, case.dtype) for name in names}
+    aligned = [i for i, name in enumerate(names) if signature[name].startswith("*") or STRIDES.fullmatch(name)]
+    source = ASTSource(kernel.run, signature, constants, attrs={(i,): [["tt.divisibility", 16]] for i in aligned})
+    nvidia = case.target.startswith("sm_")
+    target = GPUTarget("cuda", int(case.target[3:]), 32) if nvidia else GPUTarget("hip", case.target, 64)
+    built = triton.compile(source, target, options={"num_warps": tile.warps, "num_stages": tile.stages})
+    count = by_ptxas(built.asm["ptx"]) if nvidia else by_notes(built.asm["amdgcn"])
+    return Resources(*count, built.metadata.shared)
+
+
+def kind(name: str, dtype: str) -> str:
+    """The type of an argument."""
+    from adapos.kernels.triton.tile import LENGTHS
+
+    if name in PARAMETERS["texts"]:
+        return f"*{dtype}"
+    if name in PARAMETERS["numbers"]:
+        return "fp32"
+    if name in (*LENGTHS, "batch", "parts", "share") or STRIDES.fullmatch(name):
+        return "i32"
+    return "*fp32"
+
+
+def by_ptxas(code: str) -> tuple[int, int]:
+    """Registers, and bytes that are spilled, as NVIDIA's assembler says."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    (target,) = re.findall(r"\.target (\w+)", code)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "kernel.ptx"
+        place.write_text(code)
+        tool = get_ptxas(int(re.sub(r"\D", "", target))).path
+        done = subprocess.run(
+            [tool, "-v", f"-arch={target}", place, "-o", os.devnull], capture_output=True, text=True, check=True
+        )
+    (registers,) = re.findall(r"Used (\d+) registers", done.stderr)
+    (spilled,) = re.findall(r"(\d+) bytes spill stores", done.stderr)
+    return int(registers), int(spilled)
+
+
+def by_notes(code: str) -> tuple[int, int]:
+    """The same as AMD's assembler notes it; a spilled register is four bytes."""
+    (registers,) = re.findall(r"\.vgpr_count:\s+(\d+)", code)
+    (spilled,) = re.findall(r"\.vgpr_spill_count:\s+(\d+)", code)
+    return int(registers), 4 * int(spilled)
+
+
+if __name__ == "__main__":
+    main()
