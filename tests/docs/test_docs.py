@@ -315,9 +315,9 @@ def test_the_site_is_whole_and_loads_nothing_from_elsewhere(tmp_path: Path) -> N
 
 
 def test_every_page_is_in_the_menu_and_in_the_tree_of_the_readme() -> None:
-    menu = re.findall(r"^\s+- .*: (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
+    menu = re.findall(r"^\s+- .*: ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
     assert sorted(menu) == [path.name for path in PAGES]
-    tree = re.findall(r"^docs/(\w+\.md) +\S", README.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    tree = re.findall(r"^docs/([\w-]+\.md) +\S", README.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert sorted(tree) == [path.name for path in PAGES]
 
 
