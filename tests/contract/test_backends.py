@@ -19,8 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adapos import Layout, Pairs, attend, explain
-from adapos.kernels import BACKENDS
-from adapos.kernels.cpu import library
+from adapos.kernels import BACKENDS, named
 from adapos.pairs import DistanceTable, HeadMix, Ramp
 from cases import LAYOUTS, PAIRS, Attention, Draw, Sizes, apart, head_mix, table, tiles_of
 
@@ -384,8 +383,8 @@ def test_sdpa_never_holds_a_bias_of_all_pairs(pairs: str) -> None:
 @pytest.mark.parametrize("backend", [backend.name for backend in BACKENDS])
 def test_without_gradients_nothing_is_kept(backend: str) -> None:
     a = Attention.make("nothing" if backend == "sdpa" else "mix 3 residual", "dense", dtype=torch.float32)
-    if backend == "native" and library.MISSING is not None:
-        pytest.skip(library.MISSING)
+    if reason := named(backend).refuses(a.call):
+        pytest.skip(reason)
     kept: list[Tensor] = []
 
     def keep(x: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ def test_a_backend_asked_for_by_name_refuses_rather_than_falls_back() -> None:
     ):
         attend(a.q, a.k, a.v, a.layout, a.pairs, backend="sdpa")
     with pytest.raises(
-        ValueError, match="no backend is called 'flash'; there are auto, native, sdpa, tiled, reference"
+        ValueError, match="no backend is called 'flash'; there are auto, native, triton, sdpa, tiled, reference"
     ):
         attend(a.q, a.k, a.v, a.layout, a.pairs, backend="flash")
 

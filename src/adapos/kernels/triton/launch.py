@@ -17,7 +17,7 @@ from adapos.kernels.triton import INTERPRETED
 from adapos.kernels.triton.differentiate import differentiate as differentiating
 from adapos.kernels.triton.gather import gather as gathering
 from adapos.kernels.triton.learn import learn as learning
-from adapos.kernels.triton.sizes import Chunk
+from adapos.kernels.triton.sizes import FEW, Chunk
 from adapos.kernels.triton.unmix import unmix as unmixing
 from adapos.kernels.triton.weigh import weigh as weighing
 
@@ -72,17 +72,17 @@ class Kernel:
             first = self.configurations(heads)[0].kwargs
             self.run[grid(first)](**taken, **first)
         else:
-            self.tried(heads)[grid](**taken)
+            self.tried(heads, few=taken["end"] - taken["begin"] <= FEW)[grid](**taken)
 
-    def tried(self, heads: int) -> Any:
-        """The kernel with Triton's tuner around it."""
-        if (self, heads) not in TRIED:
+    def tried(self, heads: int, *, few: bool = False) -> Any:
+        """The kernel with Triton's tuner around it, one for decoding and one for all else."""
+        if (self, heads, few) not in TRIED:
             key = [name for name in KIND if name in self.run.arg_names]
             tuned = triton.autotune(
                 self.configurations(heads), key, restore_value=list(self.restored), reset_to_zero=list(self.zeroed)
             )
-            TRIED[self, heads] = tuned(self.run)
-        return TRIED[self, heads]
+            TRIED[self, heads, few] = tuned(self.run)
+        return TRIED[self, heads, few]
 
 
 TRIED: dict[Any, Any] = {}

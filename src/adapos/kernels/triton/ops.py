@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from adapos.kernels.operators import PLACES, Operator, in_rows
@@ -24,7 +25,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor
 
 
 def backward(grad: Tensor, out: Tensor, ends: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
-    found = passes.backward(_problem(q, k, v, rest), grad, out, ends)
+    with torch.autocast(q.device.type, enabled=False):
+        found = passes.backward(_problem(q, k, v, rest), grad, out, ends)
     terms = dict(zip(NAMES[:-1], rest[4 : 4 + len(NAMES) - 1], strict=True))
     return [found[name].to(x.dtype) for name, x in {"q": q, "k": k, "v": v, **terms}.items() if x is not None]
 

@@ -9,6 +9,8 @@ nothing mixes heads there are neither `weigh` nor `unmix` and `learn`.
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,8 @@ from adapos.kernels.triton.problem import Problem, of_chunk
 from adapos.kernels.triton.sizes import Chunk
 from adapos.kernels.triton.sums import Sums
 
-ATOMIC = False  # sums for matrices are added in place: less memory, and last digits that differ from run to run
+# sums for matrices are added in place: less memory, and last digits that differ from run to run
+ATOMIC = os.environ.get("ADAPOS_TRITON_ATOMIC") == "1"
 
 
 class Buffers:
