@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from adapos import Layout
+from adapos import Layout, attend
 from cases import PAIRS, Attention, Draw, Sizes
 
 # what fused backends do not compute
@@ -113,3 +113,21 @@ def attentions(draw: st.DrawFn) -> Attention:
     q = random(batch, at.heads, queries, width)
     k, v = random(batch, groups, keys, width), random(batch, groups, keys, draw(sizes))
     return Attention(q, k, v, layout, PAIRS[draw(st.sampled_from(KNOWN))](random, at))
+
+
+def operands(a: Attention, backend: str) -> tuple[Any, ...]:
+    """What the operator of a backend is called with."""
+    given: list[tuple[Any, ...]] = []
+
+    class Spy(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is getattr(torch.ops.adapos, backend).default:
+                given.append(args)
+            return function(*args, **(kwargs or {}))
+
+    with Spy(), torch.no_grad():
+        attend(a.q, a.k, a.v, a.layout, a.pairs, backend=backend)
+    # leaves, as the operator's own gradients are asked of them
+    return tuple(
+        x.detach().clone().requires_grad_(x.is_floating_point()) if isinstance(x, Tensor) else x for x in given[0]
+    )

@@ -27,7 +27,7 @@ from adapos.kernels.cpu import library
 from adapos.model import Decoder
 from adapos.pairs import Pairs
 from cases import LAYOUTS, PAIRS, VOCABULARY, Attention, Draw, Sizes, apart, fire, head_mix, ramp, table, text
-from judge import EDGE, GROUPED, KNOWN, SIZES, SOME, Judge, attentions, made
+from judge import EDGE, GROUPED, KNOWN, SIZES, SOME, Judge, attentions, made, operands
 
 pytestmark = pytest.mark.skipif(library.MISSING is not None, reason=library.MISSING or "")
 
@@ -653,31 +653,13 @@ def test_a_library_that_does_not_load_is_a_reason_to_refuse() -> None:
     assert done.stdout.startswith("[] the native kernel does not load here: /nowhere/at/all.so")
 
 
-def operands(a: Attention) -> tuple[Any, ...]:
-    """What the operator of torch's is called with."""
-    given: list[tuple[Any, ...]] = []
-
-    class Spy(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if function is torch.ops.adapos.native.default:
-                given.append(args)
-            return function(*args, **(kwargs or {}))
-
-    with Spy(), torch.no_grad():
-        attend(a.q, a.k, a.v, a.layout, a.pairs, backend="native")
-    # leaves, as the operator's own gradients are asked of them
-    return tuple(
-        x.detach().clone().requires_grad_(x.is_floating_point()) if isinstance(x, Tensor) else x for x in given[0]
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("layout", ["dense", "one query", "documents", "ids that jump"])
 @pytest.mark.parametrize("pairs", ["nothing", "table and ramp", "mix 1 residual", "mix 3 concat"])
 def test_the_operator_keeps_the_rules_of_operators(pairs: str, layout: str) -> None:
     a = Attention.make(pairs, layout, length=20, dtype=torch.float32)
-    torch.library.opcheck(torch.ops.adapos.native, operands(a))
+    torch.library.opcheck(torch.ops.adapos.native, operands(a, "native"))
 
 
 @pytest.mark.slow
