@@ -58,7 +58,7 @@ class Operator:
 
     def __call__(self, *inputs: Any) -> Tensor:
         """The output in float32."""
-        if watched(inputs[0]):
+        if watched(inputs):
             out: Tensor = getattr(torch.ops.adapos, self.name)(*inputs)[0]
         elif torch.is_grad_enabled():
             out = self.function.apply(*inputs)[0]  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ class Operator:
         tensors = [next(rest) if there else None for there in ctx.there]
         # with gradients of gradients asked for, the operator refuses
         run: Callable[..., Any] = self.backward
-        if torch.is_grad_enabled() or watched(grad):
+        if torch.is_grad_enabled() or watched((grad, *tensors)):
             run = getattr(torch.ops.adapos, f"{self.name}_backward")
         found = iter(run(grad, out, ends, *tensors, *ctx.settings))
         gradients: list[Tensor | None] = []
@@ -119,11 +119,11 @@ def gradients(tensors: Sequence[Tensor | None]) -> list[Tensor]:
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, *terms) if x is not None]
 
 
-def watched(x: Tensor) -> bool:
+def watched(inputs: Sequence[Any]) -> bool:
     """Whether a compiler, a mode or a kind of tensor wants to see operators."""
-    return (
-        torch.compiler.is_compiling() or type(x) not in (Tensor, Parameter) or torch._C._len_torch_dispatch_stack() > 0
-    )
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    return any(isinstance(x, Tensor) and type(x) not in (Tensor, Parameter) for x in inputs)
 
 
 def in_rows(x: Tensor) -> Tensor:

@@ -74,8 +74,9 @@ def test_every_model_has_tiles_without_spills_on_nvidia(resources: Any) -> None:
     assert {model: spilled for model, spilled in found.items() if min(spilled)} == {}
 
 
+@pytest.mark.parametrize("heads", [2, 3])
 @pytest.mark.parametrize("pairs", ["table", "ramp", "mix 1 residual", "mix 3 of ramp"])
-def test_no_length_is_compiled_for(pairs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_length_is_compiled_for(pairs: str, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import make_backend
     from triton.runtime.jit import create_function_from_signature
@@ -96,7 +97,9 @@ def test_no_length_is_compiled_for(pairs: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(launch.Kernel, "__call__", start)
     counts = []
     for length in (17, 1, 16, 48, 100, 129, 1000):
-        a = Attention.make(pairs, "dense", length=length, batch=1, width=16, values=16, dtype=torch.float32)
+        a = Attention.make(
+            pairs, "dense", length=length, batch=1, heads=heads, groups=1, width=16, values=16, dtype=torch.float32
+        )
         call = a.call
         numbers = [0, 0, 1, prepared(call).zero, 1]
         inputs = [x.detach() for x in (call.q, call.k, call.v)]

@@ -12,10 +12,11 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 
-from adapos import attend, kernels
+from adapos import Layout, Pairs, attend, kernels
 from adapos.kernels import triton
 from adapos.model import Cache, Decoder
-from cases import LAYOUTS, SHAPE, VOCABULARY, Attention, apart, text
+from adapos.pairs import DistanceTable, Ramp
+from cases import LAYOUTS, SHAPE, VOCABULARY, Attention, Draw, apart, text
 from judge import EDGE, KNOWN, SOME, Judge, attentions, made, operands
 
 pytestmark = [
@@ -126,6 +127,34 @@ def test_padding_may_hold_anything(pairs: str) -> None:
     out = [attend(x.q, x.k, x.v, x.layout, x.pairs, backend="triton") for x in (a, spoiled)]
     assert torch.equal(*out)
     assert not out[0][padding.expand_as(out[0])].any()
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("columns", "zero"), [(3, 9), (3, -40), (1, 0), (90, 40)])
+def test_a_table_may_know_none_of_the_distances_or_many_more(columns: int, zero: int) -> None:
+    a = Attention.make("nothing", "dense", dtype=torch.float32)
+    known = DistanceTable(torch.randn(4, columns, requires_grad=True), zero)
+    judge = Judge.of(replace(a, pairs=Pairs((known,))))
+    assert judge.beyond(judge.a.run("triton")) == {}
+
+
+def test_a_key_may_be_hidden_by_a_ramp() -> None:
+    a = Attention.make("ramp", "dense", dtype=torch.float32)
+    (ramp,) = a.pairs.bias
+    assert isinstance(ramp, Ramp)
+    hidden = ramp.k.detach().clone()
+    hidden[..., 2] = -torch.inf
+    pairs = Pairs((replace(ramp, k=hidden),))
+    found, usual = (attend(a.q, a.k, a.v, a.layout, pairs, backend=name) for name in ("triton", "reference"))
+    assert apart(found[:, :, 3:], usual[:, :, 3:]) < 1e-5
+
+
+@pytest.mark.parametrize("backend", ["triton", "native"])
+def test_a_window_is_one_where_queries_lie_past_the_keys(backend: str) -> None:
+    draw, layout = Draw(0, torch.float32), Layout.dense(1, 6, window=4).first(3)
+    q, k = draw(1, 2, 6, 4), draw(1, 2, 3, 4)
+    found, usual = (attend(q, k, k, layout, backend=name) for name in (backend, "reference"))
+    assert apart(found, usual) < 1e-5
 
 
 @pytest.mark.usefixtures("small")

@@ -65,7 +65,8 @@ class Native:
             None if layout.k_doc is None else layout.k_doc.contiguous(),
         )
         # a window of all keys is none
-        window = 0 if layout.window is None or layout.window >= layout.keys else layout.window
+        furthest = max(layout.keys, layout.start + layout.queries)
+        window = 0 if layout.window is None or layout.window >= furthest else layout.window
         numbers = [
             layout.start, window, int(layout.causal), int(layout.consecutive), terms.zero, int(terms.added), terms.ahead
         ]  # fmt: skip

@@ -17,6 +17,7 @@ from adapos.pairs import DistanceTable, HeadMix, Ramp
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+OLDEST = (8, 0)
 WIDEST = 256  # numbers of a head, and of its values
 HEADS = 32
 TAPS = 7
@@ -29,6 +30,8 @@ class Triton:
         device = call.q.device
         if device.type != "cuda" and not (INTERPRETED and device.type == "cpu"):
             return f"it runs on GPUs, and these tensors are on {device}"
+        if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < OLDEST:
+            return "it needs a GPU of compute capability 8.0, and this one is older"
         if find_spec("triton") is None:
             return 'it needs triton: pip install "adapos[gpu]"'
         if call.q.dtype not in DTYPES:
@@ -71,6 +74,7 @@ class Triton:
             None if layout.k_doc is None else layout.k_doc.contiguous(),
         )
         # a window of all keys is none
-        window = 0 if layout.window is None or layout.window >= layout.keys else layout.window
+        furthest = max(layout.keys, layout.start + layout.queries)
+        window = 0 if layout.window is None or layout.window >= furthest else layout.window
         numbers = [layout.start, window, int(layout.causal), terms.zero, int(terms.added)]
         return fused(call.q, call.k, call.v, *places, *terms.tensors(), numbers, call.scale).to(call.v.dtype)

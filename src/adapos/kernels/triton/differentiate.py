@@ -18,10 +18,10 @@ A program is (tile of keys, tile of queries, head of a text).
 import triton
 import triton.language as tl
 
-from adapos.kernels.triton.tile import LENGTHS, biases, scores, seen, times
+from adapos.kernels.triton.tile import LENGTHS, UNALIGNED, biases, scores, seen, times
 
 
-@triton.jit(do_not_specialize=LENGTHS)
+@triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=UNALIGNED)
 def differentiate(
     logits, weights, d_scores, d_out, delta, top, shares, q, k, v, table, q_pos, k_pos, q_doc, k_doc, ramp_q, ramp_k,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token, T, S, R, zero, start, window, text,

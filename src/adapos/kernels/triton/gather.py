@@ -17,12 +17,12 @@ A program is (tile of queries, head, part of a text). A row that sees nothing ha
 import triton
 import triton.language as tl
 
-from adapos.kernels.triton.tile import LENGTHS, biases, scores, seen, times
+from adapos.kernels.triton.tile import LENGTHS, UNALIGNED, biases, scores, seen, times
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite, for a row may see nothing yet
 
 
-@triton.jit(do_not_specialize=[*LENGTHS, "batch", "parts", "share"])
+@triton.jit(do_not_specialize=[*LENGTHS, "batch", "parts", "share"], do_not_specialize_on_alignment=UNALIGNED)
 def gather(
     out, top, sums, logits, q, k, v, table, q_pos, k_pos, q_doc, k_doc, ramp_q, ramp_k,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token, T, S, R, zero, start, window, text,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
 
@@ -68,9 +69,10 @@ class Kernel:
     def __call__(self, grid: Grid, arguments: Mapping[str, Any]) -> None:
         taken = {name: x for name, x in arguments.items() if name in self.run.arg_names}
         heads = taken.get("HEADS", 1)
-        if INTERPRETED:
-            first = self.configurations(heads)[0].kwargs
-            self.run[grid(first)](**taken, **first)
+        if INTERPRETED or torch.are_deterministic_algorithms_enabled():
+            first = self.configurations(heads)[0]
+            sizes = first.kwargs
+            self.run[grid(sizes)](**taken, **sizes, num_warps=first.num_warps, num_stages=first.num_stages)
         else:
             self.tried(heads, few=taken["end"] - taken["begin"] <= FEW)[grid](**taken)
 
@@ -124,6 +126,13 @@ def weigh(chunk: Chunk, **arguments: Any) -> None:
 
 def unmix(chunk: Chunk, **arguments: Any) -> None:
     UNMIX(all_heads(chunk, arguments["TAPS"]), arguments)
+
+
+def summed(of_mix: Mapping[str, Any]) -> int:
+    """How many numbers `learn` writes for each pair, at most."""
+    size = sum(x.numel() for name in MATRICES if (x := of_mix[name]) is not None)
+    halo = 4 * (of_mix["TAPS"] // 2)
+    return -(-size // min(tile.M * (tile.N - halo) for tile in LEARN.fitting(of_mix["HEADS"])))
 
 
 def learn(chunk: Chunk, *, atomic: bool, **arguments: Any) -> dict[str, Tensor]:

@@ -57,9 +57,9 @@ def learn(
         b, h, rows, i, j, found, table, q_pos, k_pos, ramp_q, ramp_k, T, S, R, zero, H, HEADS, M, N, TABLE, IDS, RAMP
     )
     bias = tl.reshape(bias, [HEADS, M * N])
-    program = (local * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
-    if ATOMIC:
-        program = 0
+    program = tl.zeros([], tl.int64)
+    if not ATOMIC:
+        program += (local * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
     for channel in range(0, CHANNELS, BLOCK):
         at = channel + tl.arange(0, BLOCK)
         before = hidden(

@@ -10,12 +10,13 @@ nothing mixes heads there are neither `weigh` nor `unmix` and `learn`.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from adapos.kernels.triton import sizes
-from adapos.kernels.triton.launch import differentiate, gather, learn, unmix, weigh
+from adapos.kernels.triton.launch import differentiate, gather, learn, summed, unmix, weigh
 from adapos.kernels.triton.problem import Problem, of_chunk
 from adapos.kernels.triton.sizes import Chunk
 from adapos.kernels.triton.sums import Sums
@@ -27,8 +28,7 @@ ATOMIC = os.environ.get("ADAPOS_TRITON_ATOMIC") == "1"
 class Buffers:
     """Memory for (texts, heads, queries, keys) of one chunk after the other."""
 
-    def __init__(self, problem: Problem, *, skewed: bool = False) -> None:
-        chunks = problem.chunks()
+    def __init__(self, problem: Problem, chunks: Sequence[Chunk], *, skewed: bool = False) -> None:
         self.device, self.heads = problem.q.device, problem.heads
         # zeros before each row, as many as there are rows, so that diagonals can be read as columns
         self.before = sizes.whole(max(len(chunk.rows) for chunk in chunks)) if skewed else 0
@@ -53,8 +53,10 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     out = problem.q.new_empty((count, batch, heads, queries, problem.v.shape[3]), dtype=torch.float32)
     ends = problem.q.new_empty((2, count, batch, heads, queries), dtype=torch.float32)
     of_pairs, of_values, of_mix = problem.of_pairs(), problem.of_values(), problem.of_mix()
-    buffers = Buffers(problem)
-    for chunk in problem.chunks():
+    # where nothing mixes heads, nothing is in memory
+    chunks = problem.chunks(heads if problem.mixed else 0)
+    buffers = Buffers(problem, chunks)
+    for chunk in chunks:
         where, logits = of_chunk(chunk, buffers.pitch), None
         if problem.mixed:
             logits = buffers.of("logits", chunk)
@@ -84,11 +86,12 @@ def backward(problem: Problem, grad: Tensor, out: Tensor, ends: Tensor) -> dict[
     grad = grad.to(v.dtype).contiguous()
     shares = torch.where(sums == 0, 0.0, 1 / sums)
     of_pairs, of_values, of_mix = problem.of_pairs(), problem.of_values(), problem.of_mix()
-    buffers = Buffers(problem, skewed=problem.table is not None and problem.k_pos is None)
+    chunks = problem.chunks(max(problem.heads, summed(of_mix)) if problem.mixed else problem.heads)
+    buffers = Buffers(problem, chunks, skewed=problem.table is not None and problem.k_pos is None)
     d_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     d_k, d_v = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
     total = Sums(problem)
-    for chunk in problem.chunks():
+    for chunk in chunks:
         where = of_chunk(chunk, buffers.pitch)
         logits, weights = buffers.of("logits", chunk), buffers.of("weights", chunk, v.dtype)
         d_scores = buffers.of("d_scores", chunk, q.dtype)

@@ -51,14 +51,21 @@ class Problem:
     def biased(self) -> bool:
         return self.table is not None or self.ramp_q is not None
 
-    def chunks(self) -> list[Chunk]:
+    def chunks(self, numbers: int) -> list[Chunk]:
+        """With so many numbers in memory for each pair."""
         return sizes.chunks(
-            *self.q.shape[:3], keys=self.k.shape[2], start=self.start, window=self.window, causal=self.causal
+            self.q.shape[0],
+            self.q.shape[2],
+            self.k.shape[2],
+            heads=self.heads,
+            numbers=numbers,
+            start=self.start,
+            window=self.window,
+            causal=self.causal,
         )
 
     def of_pairs(self) -> dict[str, Any]:
         """For scores and biases."""
-        exact = torch.get_float32_matmul_precision() == "highest" and self.q.dtype == torch.float32
         return {
             **{name: getattr(self, name) for name in ("q", "k", "table", "q_pos", "k_pos", "q_doc", "k_doc")},
             **{name: None if (x := getattr(self, name)) is None else halves(x) for name in ("ramp_q", "ramp_k")},
@@ -79,7 +86,7 @@ class Problem:
             "TABLE": self.table is not None,
             "IDS": self.k_pos is not None,
             "RAMP": self.ramp_q is not None,
-            "PRECISION": "interpreted" if INTERPRETED else "ieee" if exact else "tf32",
+            "PRECISION": precision(self.q),
         }
 
     def of_values(self) -> dict[str, Any]:
@@ -108,6 +115,16 @@ class Problem:
         }
 
 
+def precision(q: Tensor) -> str:
+    """Of products of float32: exact, or of TF32 where texts are in half precision or torch is told so."""
+    if INTERPRETED:
+        return "interpreted"
+    if torch.version.hip is not None and "gfx942" not in torch.cuda.get_device_properties(q.device).gcnArchName:
+        return "ieee"
+    exact = torch.get_float32_matmul_precision() == "highest" and q.dtype == torch.float32
+    return "ieee" if exact else "tf32"
+
+
 def of_chunk(chunk: Chunk, pitch: int) -> dict[str, int]:
     return {
         "text": chunk.texts.start,
@@ -127,4 +144,4 @@ def strides(**tensors: Tensor) -> dict[str, int]:
 def halves(x: Tensor) -> Tensor:
     """Numbers in double as two in single precision, (..., 2): a large part, and what it leaves out."""
     large = x.float()
-    return torch.stack([large, (x - large).float()], dim=-1)
+    return torch.stack([large, torch.where(large.isfinite(), x - large, 0.0).float()], dim=-1)

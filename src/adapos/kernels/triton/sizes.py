@@ -12,6 +12,7 @@ LEAST = 16
 STEP = 16  # rows of memory begin at multiples of these numbers; heads and channels are padded to as many
 FEW = 16  # queries, whose keys are cut into parts
 PART = 512  # keys of a part at least
+DEEPEST = 65_535  # programs along the last axis of a grid, at most
 PROGRAMS = 256  # that a device runs at once, more or less
 
 
@@ -24,10 +25,12 @@ class Chunk:
     keys: range
 
 
-def chunks(batch: int, heads: int, queries: int, *, keys: int, start: int, window: int, causal: bool) -> list[Chunk]:
-    """In the order of texts and queries; `window` is 0 where there is none."""
-    rows = LOGITS // (heads * keys)
-    texts = max(1, rows // queries)
+def chunks(
+    batch: int, queries: int, keys: int, *, heads: int, numbers: int, start: int, window: int, causal: bool
+) -> list[Chunk]:
+    """In the order of texts and queries; `numbers` are in memory for each pair. `window` is 0 where there is none."""
+    rows = LOGITS // (numbers * keys) if numbers else batch * queries
+    texts = min(max(1, rows // queries), DEEPEST // heads)
     rows = queries if rows >= queries else max(rows // ROWS * ROWS or rows // LEAST * LEAST, LEAST)
     found = []
     for text in range(0, batch, texts):

@@ -54,11 +54,13 @@ class Sums:
         # rising distance, from that of the first query and the last key on
         line = lines.sum((0, 2), dtype=torch.float64).flip(1)  # (H, keys + rows - 1)
         least = self.problem.start + chunk.rows.start - (chunk.keys.stop - 1) + zero
-        below, above = max(0, -least), max(0, least + line.shape[1] - table.shape[1])
-        table[:, 0] += line[:, :below].sum(1)
-        table[:, -1] += line[:, line.shape[1] - above :].sum(1)
-        inside = line[:, below : line.shape[1] - above]
-        table[:, max(least, 0) : max(least, 0) + inside.shape[1]] += inside
+        # distances that the table knows; others have its first or its last column
+        length, columns = line.shape[1], table.shape[1]
+        begin, end = min(max(0, -least), length), max(min(length, columns - least), 0)
+        table[:, 0] += line[:, :begin].sum(1)
+        table[:, -1] += line[:, end:].sum(1)
+        if begin < end:
+            table[:, least + begin : least + end] += line[:, begin:end]
 
     def _by_ids(self, grad: Tensor, chunk: Chunk) -> None:
         """In whole numbers, whose sum does not depend on the order."""

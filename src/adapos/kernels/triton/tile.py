@@ -17,6 +17,8 @@ import triton.language as tl
 PADDING = tl.constexpr(-1)
 # numbers that change from text to text: a kernel that was compiled for one runs for all
 LENGTHS = ["T", "S", "R", "zero", "start", "window", "text", "begin", "end", "first", "last", "pitch"]
+# tensors that begin wherever others end
+UNALIGNED = ["top", "sums", "delta", "shares"]
 
 
 @triton.jit
