@@ -1,4 +1,4 @@
-"""What fused backends compute with in place of several biases: one table over distance, and one ramp."""
+"""What fused backends compute with: ids and documents that matter, and one table and one ramp in place of several."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from adapos.layout import Layout
 from adapos.pairs import Bias, DistanceTable, Ramp
 
 
@@ -34,3 +35,16 @@ def one_ramp(bias: Sequence[Bias]) -> tuple[Tensor | None, Tensor | None]:
     q = sum((term.q.double() for term in rest), first.q.double())
     k = sum((term.k.double() for term in rest), first.k.double())
     return q.contiguous(), k.contiguous()
+
+
+def placed(layout: Layout) -> tuple[tuple[Tensor | None, ...], int]:
+    """Ids where they are not consecutive, documents where there are some, of queries and keys; and the window or 0."""
+    places = (
+        None if layout.consecutive else layout.q_pos.contiguous(),
+        None if layout.consecutive else layout.k_pos.contiguous(),
+        None if layout.q_doc is None else layout.q_doc.contiguous(),
+        None if layout.k_doc is None else layout.k_doc.contiguous(),
+    )
+    # a window of all keys is none
+    furthest = max(layout.keys, layout.start + layout.queries)
+    return places, 0 if layout.window is None or layout.window >= furthest else layout.window

@@ -9,6 +9,7 @@ from adapos.kernels.call import OPAQUE, Call
 from adapos.kernels.cpu import library
 from adapos.kernels.cpu.ops import DTYPES, native
 from adapos.kernels.cpu.terms import prepared
+from adapos.kernels.terms import placed
 from adapos.layout import FURTHEST
 from adapos.pairs import DistanceTable, Fire, HeadMix, Ramp
 
@@ -58,15 +59,7 @@ class Native:
                 terms = prepared(call)
         else:
             terms = prepared(call)
-        places = (
-            None if layout.consecutive else layout.q_pos.contiguous(),
-            None if layout.consecutive else layout.k_pos.contiguous(),
-            None if layout.q_doc is None else layout.q_doc.contiguous(),
-            None if layout.k_doc is None else layout.k_doc.contiguous(),
-        )
-        # a window of all keys is none
-        furthest = max(layout.keys, layout.start + layout.queries)
-        window = 0 if layout.window is None or layout.window >= furthest else layout.window
+        places, window = placed(layout)
         numbers = [
             layout.start, window, int(layout.causal), int(layout.consecutive), terms.zero, int(terms.added), terms.ahead
         ]  # fmt: skip

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from adapos.kernels.call import OPAQUE, Call
+from adapos.kernels.terms import placed
 from adapos.pairs import DistanceTable, HeadMix, Ramp
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -67,14 +68,6 @@ class Triton:
         call, layout = call.with_padding_zeroed(), call.layout
         with torch.autocast(call.q.device.type, enabled=False):
             terms = prepared(call)
-        places = (
-            None if layout.consecutive else layout.q_pos.contiguous(),
-            None if layout.consecutive else layout.k_pos.contiguous(),
-            None if layout.q_doc is None else layout.q_doc.contiguous(),
-            None if layout.k_doc is None else layout.k_doc.contiguous(),
-        )
-        # a window of all keys is none
-        furthest = max(layout.keys, layout.start + layout.queries)
-        window = 0 if layout.window is None or layout.window >= furthest else layout.window
+        places, window = placed(layout)
         numbers = [layout.start, window, int(layout.causal), terms.zero, int(terms.added)]
         return fused(call.q, call.k, call.v, *places, *terms.tensors(), numbers, call.scale).to(call.v.dtype)
