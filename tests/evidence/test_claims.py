@@ -291,13 +291,16 @@ def test_a_shift_is_judged_by_what_it_moves() -> None:
 
 
 def test_images_are_judged_by_the_larger_ones() -> None:
-    values = {
-        name: [(0.9 if "dape" in name else 0.5) + 0.01 * seed for seed in range(3)]
-        for name in CLAIMS["beyond/images"].needs[0][1]
-    }
-    found = CLAIMS["beyond/images"].judge({DIGITS.name: results(values, DIGITS.sides, "accuracy")})
-    assert found.verdict == HOLDS
-    assert "plane + dape 0.910" in found.ours
+    def judged(told: float) -> Finding:
+        values = {
+            name: [(told if "dape" in name else 0.5) + 0.01 * seed for seed in range(3)]
+            for name in CLAIMS["beyond/images"].needs[0][1]
+        }
+        return CLAIMS["beyond/images"].judge({DIGITS.name: results(values, DIGITS.lengths, "accuracy")})
+
+    assert judged(0.9).verdict == HOLDS
+    assert "plane + dape 0.910" in judged(0.9).ours
+    assert judged(0.8).verdict == UNTESTABLE
 
 
 def test_names_find_claims() -> None:

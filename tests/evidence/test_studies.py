@@ -18,7 +18,7 @@ from adapos.evidence import reproduce
 from adapos.evidence.claim import Claim, of_pairs
 from adapos.evidence.cost import Timing
 from adapos.evidence.finding import Finding
-from adapos.evidence.images import ROW, SIDE, Digits, Plane, Reader, digits, zoomed
+from adapos.evidence.images import ROW, SIDE, Aimed, Digits, Plane, Reader, digits, framed
 from adapos.evidence.judges import near_and_far, steady
 from adapos.evidence.probe import SHIFT, Probe, patterns, shifts
 from adapos.evidence.study import Order, Training, Unfinished
@@ -101,28 +101,32 @@ def test_patterns_are_by_half_layer_and_head() -> None:
     assert all(abs(value) < 1e-6 for metric, _, value in still if metric == "slope")
 
 
-def test_a_plane_measures_distances_in_two_dimensions() -> None:
-    plane, places = Plane(Shape(layers=1, width=16, heads=2)), torch.arange(5)
+@pytest.mark.parametrize("kind", [Plane, Aimed])
+def test_a_plane_measures_distances_in_two_dimensions(kind: type[Plane]) -> None:
+    plane, places = kind(Shape(layers=1, width=16, heads=2)), torch.arange(5)
     pos = (places[:, None] * ROW + places).flatten()[None]
     layout = Layout(pos, pos, causal=False)
     q = torch.zeros(1, 2, 25, 8)
     bias = plane.pairs(0, q, None, layout).added(layout, slice(None))  # type: ignore[arg-type]
     where = torch.cartesian_prod(places, places).double()
     p, a = (x[0].clamp(min=0.01)[:, None, None] for x in (plane.p, plane.a))
-    want = -p * torch.log1p(a * torch.cdist(where, where))
+    looked = where[:, None] - where
+    if isinstance(plane, Aimed):
+        looked = looked - plane.o[0][:, None, None]
+    want = -p * torch.log1p(a * looked.square().sum(-1))
     assert float((bias[0] - want).detach().abs().max()) < 1e-6
 
 
 def test_digits_are_told_by_models_that_differ_in_their_encoding_alone(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    study = Digits("digits", (8, 10), Shape(layers=1, width=16, heads=2), steps=2, batch=4)
+    study = Digits("digits", (8, 12), Shape(layers=1, width=16, heads=2), steps=2, batch=4)
     said: list[str] = []
     for _ in range(2):
         study.run(ordered(tmp_path, said), ("nope", "plane + dape"))
     assert len(said) == 6
     results = study.read(tmp_path)
     (table,) = results.comparisons
-    assert set(table.scores) == {(name, side) for name in ("nope", "plane + dape") for side in (8, 10)}
+    assert set(table.scores) == {(name, length) for name in ("nope", "plane + dape") for length in (16, 36)}
     first = {}
     for spec in ("nope", "plane + dape"):
         torch.manual_seed(0)
@@ -130,15 +134,17 @@ def test_digits_are_told_by_models_that_differ_in_their_encoding_alone(tmp_path:
     assert torch.equal(*first.values())
     train, test = digits()
     assert (len(train.images), len(test.images)) == (1437, 360)
-    assert torch.equal(zoomed(test.images, SIDE), test.images)
-    assert int(zoomed(test.images, 16).max()) <= 16
+    assert torch.equal(framed(test.images, SIDE, torch.Generator()), test.images)
+    larger = framed(test.images, 16, torch.Generator().manual_seed(0))
+    assert torch.allclose(larger.sum((1, 2)), test.images.sum((1, 2)))
+    assert len({tuple(image.nonzero()[0].tolist()) for image in larger}) > 20  # not all in one place
     with pytest.raises(Unfinished):
         replace(study, name="others").read(tmp_path)
     # rows of other settings are none of these
     with pytest.raises(Unfinished, match="nothing of digits was run"):
         replace(study, steps=3).read(tmp_path)
-    with pytest.raises(ValueError, match="up to 32 pixels a side, for ids to tell them apart, not 40"):
-        Reader(study.shape, "nope")(torch.zeros(1, 40, 40, dtype=torch.long))
+    with pytest.raises(ValueError, match="up to 64 pixels a side, for ids to tell patches apart, not 80"):
+        Reader(study.shape, "nope")(torch.zeros(1, 80, 80))
 
 
 def test_costs_are_measured_once(tmp_path: Path) -> None:

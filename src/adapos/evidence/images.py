@@ -1,4 +1,8 @@
-"""Beyond text: digits read pixel by pixel, trained at 8 x 8 and examined larger, distances in one dimension or two."""
+"""Beyond text: digits somewhere in an image, read patch by patch, trained in small images and examined in larger ones.
+
+Distances are those of reading order, in one dimension, or those of the plane. A digit stays as large as it is: what
+grows is the image around it, and with it how many patches there are and how far they can be apart.
+"""
 
 from __future__ import annotations
 
@@ -25,56 +29,87 @@ from adapos.layout import Layout
 from adapos.model import Decoder
 from adapos.pairs import DistanceTable, Pairs, wide
 
-SHADES, CLASSES, SIDE = 17, 10, 8  # of scikit-learn's digits
+BLACK, CLASSES, SIDE = 16, 10, 8  # of scikit-learn's digits
+PATCH = 2  # pixels a side
 AT_ONCE = 32  # images that are examined
-ROW = 64  # the id of a pixel is ROW x row + column, so that the difference of two ids tells both of theirs
+VERSION = 2  # of the task
+ROW = 64  # the id of a patch is ROW x row + column, so that the difference of two ids tells both of theirs
 
 
 class Plane(PositionalEncoding):
-    """bias[h, i, j] = -p_h log(1 + a_h |x_i - x_j|), x the row and the column of a pixel: kerple in two dimensions."""
+    """bias[h, i, j] = -p_h log(1 + a_h |x_i - x_j|^2), x the row and column of a patch: kerple in two dimensions."""
 
     name = "plane"
     biases = True
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
-        self.p = nn.Parameter(torch.rand(shape.layers, shape.heads) * 2)
-        self.a = nn.Parameter(torch.rand(shape.layers, shape.heads))
+        self.p = nn.Parameter(torch.rand(shape.layers, shape.heads) * 3 + 1)
+        self.a = nn.Parameter(torch.rand(shape.layers, shape.heads) + 0.5)
 
     def pairs(self, layer: int, q: Tensor, keys: Keys, layout: Layout) -> Pairs:
         difference = layout.distances()
         rows = torch.div(difference + ROW // 2, ROW, rounding_mode="floor")
-        apart = torch.hypot(*(x.to(self.p.dtype) for x in (rows, difference - ROW * rows)))
+        apart = self.apart(layer, torch.stack([rows, difference - ROW * rows], -1).to(self.p.dtype))
         p, a = (wide(x[layer]).clamp(min=0.01)[:, None] for x in (self.p, self.a))
         return Pairs((DistanceTable(-p * torch.log1p(a * apart), zero=layout.ahead),))
 
+    def apart(self, layer: int, difference: Tensor) -> Tensor:
+        """(R, 2) -> (H or 1, R), squared"""
+        return difference.square().sum(-1)[None]
+
+
+class Aimed(Plane):
+    """bias[h, i, j] = -p_h log(1 + a_h |x_i - x_j - o_h|^2): each head looks o_h away from its patch, learned."""
+
+    name = "aimed"
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.o = nn.Parameter(torch.randn(shape.layers, shape.heads, 2))
+
+    def apart(self, layer: int, difference: Tensor) -> Tensor:
+        return (difference - wide(self.o[layer])[:, None]).square().sum(-1)
+
+
+PLANES = {each.name: each for each in (Plane, Aimed)}
+
 
 def built(spec: str, shape: Shape) -> PositionalEncoding:
-    """Of the registry, or `plane` with or without others beside it."""
+    """Of the registry, or of the plane with or without others beside it."""
     first, _, others = spec.partition(" + ")
-    if first != Plane.name:
+    if first not in PLANES:
         return registry.build(spec, shape)
-    return Compose([Plane(shape), registry.build(others, shape)]) if others else Plane(shape)
+    plane = PLANES[first](shape)
+    return Compose([plane, registry.build(others, shape)]) if others else plane
 
 
 class Reader(nn.Module):
-    """Pixels are tokens; the mean of what a transformer makes of them tells the digit."""
+    """Patches are tokens; of what a transformer makes of them the greatest in each channel tells the digit.
+
+    The mean would tell how much of the image is empty as well, and that changes with its size.
+    """
 
     def __init__(self, shape: Shape, spec: str) -> None:
         super().__init__()
-        self.body = Decoder(SHADES, shape, "nope", head=False)
+        self.patches = nn.Linear(PATCH * PATCH, shape.width)
+        self.body = Decoder(1, shape, "nope", head=False)
         self.head = nn.Linear(shape.width, CLASSES)
         self.body.encoding = built(spec, shape)  # last, so that all other weights are the same for every encoding
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, side, side) -> (B, classes)"""
-        side = images.shape[-1]
-        if side > ROW // 2:
-            raise ValueError(f"images must have up to {ROW // 2} pixels a side, for ids to tell them apart, not {side}")
-        places = torch.arange(side)
-        pos = places[:, None] * ROW + places if self.plane else places[:, None] * side + places
-        x = self.body.hidden(images.flatten(1), pos=pos.flatten().expand(len(images), -1), causal=False)
-        return self.head(x.mean(1))
+        """(B, side, side), from 0 to 1 -> (B, classes)"""
+        count = images.shape[-1] // PATCH
+        if count > ROW // 2:
+            raise ValueError(
+                f"images must have up to {ROW // 2 * PATCH} pixels a side, for ids to tell patches apart, "
+                f"not {images.shape[-1]}"
+            )
+        places = torch.arange(count)
+        pos = (places[:, None] * (ROW if self.plane else count) + places).flatten().expand(len(images), -1)
+        patches = F.pixel_unshuffle(images[:, None], PATCH).flatten(2).mT
+        x = self.body.through(self.patches(patches), Layout(pos, pos, causal=False))
+        return self.head(x.amax(1))
 
     @property
     def plane(self) -> bool:
@@ -83,11 +118,16 @@ class Reader(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Digits(Study):
-    sides: tuple[int, ...]
+    sides: tuple[int, ...]  # of images, the first those of training
     shape: Shape
     steps: int
     batch: int = 64
     rate: float = 2e-3
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Patches of an image."""
+        return tuple((side // PATCH) ** 2 for side in self.sides)
 
     def check(self, order: Order, encodings: Sequence[str]) -> None:
         digits()
@@ -104,7 +144,7 @@ class Digits(Study):
 
     def called(self, spec: str, seed: int) -> str:
         """A trial, by all that it depends on."""
-        settings = (self.sides, self.shape, self.steps, self.batch, self.rate, spec, seed)
+        settings = (VERSION, self.sides, self.shape, self.steps, self.batch, self.rate, spec, seed)
         return f"{spec}-{seed}-{hashlib.sha256(repr(settings).encode()).hexdigest()[:8]}"
 
     def trial(self, spec: str, seed: int) -> Iterator[Row]:
@@ -116,41 +156,43 @@ class Digits(Study):
         draw = torch.Generator().manual_seed(seed)
         for _ in range(self.steps):
             chosen = torch.randint(len(train.images), (self.batch,), generator=draw)
-            loss = F.cross_entropy(model(train.images[chosen]), train.classes[chosen])
+            images = framed(train.images[chosen], self.sides[0], draw)
+            loss = F.cross_entropy(model(images), train.classes[chosen])
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-        for side in self.sides:
+        for side, length in zip(self.sides, self.lengths, strict=True):
             yield Row(
                 trial=self.called(spec, seed),
                 encoding=spec,
                 seed=seed,
                 task="digits",
-                version=1,
-                protocol="zoomed",
-                train_length=SIDE,
-                length=side,
+                version=VERSION,
+                protocol="framed",
+                train_length=self.lengths[0],
+                length=length,
                 metric="accuracy",
-                value=right(model, zoomed(test.images, side), test.classes),
+                value=right(model, framed(test.images, side, torch.Generator().manual_seed(0)), test.classes),
                 n=len(test.images),
                 parameters=sum(x.numel() for x in model.parameters()),
                 positional=sum(x.numel() for x in model.body.encoding.parameters()),
                 steps=self.steps,
-                tokens=self.steps * self.batch * SIDE * SIDE,
+                tokens=self.steps * self.batch * self.lengths[0],
                 commit=commit(),
             )
 
     def foresee(self, order: Order, encodings: Sequence[str]) -> None:
-        print(f"{len(encodings)} encodings x {order.seeds} seeds, {self.steps} steps of {self.batch} images of 8 x 8")
+        small = f"{self.sides[0]} x {self.sides[0]}"
+        print(f"{len(encodings)} encodings x {order.seeds} seeds, {self.steps} steps of {self.batch} images of {small}")
         _, test = digits()
         seconds = 0.0
         for spec in encodings:
             model = Reader(self.shape, spec)
 
             def step(side: int, count: int, model: Reader = model, *, training: bool = False) -> float:
-                images = zoomed(test.images[:count], side)
+                images = framed(test.images[:count], side, torch.Generator())
                 begin = time.perf_counter()
                 with torch.set_grad_enabled(training):
                     said = model(images)
@@ -158,9 +200,9 @@ class Digits(Study):
                         said.sum().backward()
                 return time.perf_counter() - begin
 
-            step(SIDE, 1)
+            step(self.sides[0], 1)
             batches = len(test.images) / AT_ONCE
-            seconds += self.steps * step(SIDE, self.batch, training=True)
+            seconds += self.steps * step(self.sides[0], self.batch, training=True)
             seconds += sum(batches * step(side, AT_ONCE) for side in self.sides)
         print(f"about {spell(order.seeds * seconds)} in all, from a few steps run here")
 
@@ -177,7 +219,7 @@ class Digits(Study):
 
 @dataclass(frozen=True)
 class Part:
-    images: Tensor  # (N, 8, 8), shades from 0 to 16
+    images: Tensor  # (N, 8, 8), from 0 to 1
     classes: Tensor  # (N,)
 
 
@@ -189,16 +231,19 @@ def digits() -> tuple[Part, Part]:
         raise ValueError('the digits are scikit-learn\'s: pip install "adapos[bench]"') from None
     found = load_digits()
     order = np.random.default_rng(0).permutation(len(found.target))
-    images = torch.from_numpy(found.images[order]).long()
+    images = torch.from_numpy(found.images[order]).float() / BLACK
     classes = torch.from_numpy(found.target[order]).long()
     cut = len(images) * 4 // 5
     return Part(images[:cut], classes[:cut]), Part(images[cut:], classes[cut:])
 
 
-def zoomed(images: Tensor, side: int) -> Tensor:
-    """The same digits with more pixels."""
-    found = F.interpolate(images[:, None].double(), size=(side, side), mode="bilinear", align_corners=False)
-    return found[:, 0].round().long()
+def framed(images: Tensor, side: int, draw: torch.Generator) -> Tensor:
+    """The same digits, each somewhere in an empty image: (N, 8, 8) -> (N, side, side)"""
+    found = torch.zeros(len(images), side, side)
+    corners = torch.randint(side - SIDE + 1, (2, len(images), 1, 1), generator=draw)
+    rows, columns = corners[0] + torch.arange(SIDE)[:, None], corners[1] + torch.arange(SIDE)
+    found[torch.arange(len(images))[:, None, None], rows, columns] = images
+    return found
 
 
 @torch.no_grad()

@@ -219,4 +219,4 @@ COST = tuple(
     Timing(f"cost-{heads}-heads", heads, 64, (512, 1024, 2048, 4096, 8192))
     for heads in (12, 16)  # of 125M and 350M
 )
-DIGITS = Digits("digits", (8, 10, 12, 16), Shape(layers=3, width=64, heads=4), steps=500)
+DIGITS = Digits("digits", (12, 16, 24, 32), Shape(layers=3, width=64, heads=4), steps=400)
