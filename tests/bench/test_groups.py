@@ -128,6 +128,18 @@ def test_elements_and_products_are_uniform_and_in_the_vocabulary(name: str) -> N
         assert np.abs(often * task.vocabulary - 1).max() < 0.25
 
 
+def test_swaps_of_neighbours_make_every_permutation() -> None:
+    task = build("s5(swaps=True)")
+    batch = task.exam(default_rng(0), 2000, Cell(30))
+    spelled = list(permutations(range(5)))
+    read = {spelled[element] for element in np.unique(batch.tokens)}
+    assert read == {(1, 0, 2, 3, 4), (0, 2, 1, 3, 4), (0, 1, 3, 2, 4), (0, 1, 2, 4, 3)}
+    assert len(np.unique(batch.targets)) == 120
+    assert batch.targets[0].tolist() == running("s5", batch.tokens[0].tolist())
+    with pytest.raises(ValueError, match="s5: swaps must be True or False, not 2"):
+        build("s5(swaps=2)")
+
+
 def test_training_draws_one_length_for_a_batch_all_alike() -> None:
     rng, task = default_rng(0), task_of("s5")
     widths = [task.batch(rng, 3, 8).tokens.shape[1] for _ in range(3000)]
@@ -149,5 +161,6 @@ def test_what_cannot_be_is_refused_in_one_sentence(name: str) -> None:
     for ask in (lambda: task.batch(default_rng(0), 2, 0), lambda: task.exam(default_rng(0), 2, Cell(0))):
         with pytest.raises(ValueError, match=f"{name}: length must be a whole number of at least 1, not 0"):
             ask()
-    with pytest.raises(ValueError, match=f"{name} has no parameter 'alphabet'; it knows: none"):
+    known = "swaps=False" if name == "s5" else "none"
+    with pytest.raises(ValueError, match=f"{name} has no parameter 'alphabet'; it knows: {known}"):
         build(f"{name}(alphabet=3)")

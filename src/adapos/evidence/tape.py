@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from adapos.evidence.claim import Claim, named, of_pairs
-from adapos.evidence.judges import formal_languages, steady
+from adapos.evidence.claim import Claim, of_pairs
+from adapos.evidence.judges import steady
 from adapos.evidence.studies import ADDITION, LONGER, PASSKEY, PRETRAINED, SHIFTS, SMALL, STATE
 
 SOURCE = "2501.00712"
@@ -14,8 +14,8 @@ INTERPOLATED = "rope(schedule='linear', factor=2.0)"
 
 
 def claims(scale: str) -> tuple[Claim, ...]:
-    text, addition, passkey, pretrained = (studies[scale] for studies in (LONGER, ADDITION, PASSKEY, PRETRAINED))
-    tracking = [("tape", "rope"), ("tape", "alibi")]
+    text, addition, passkey, state = (studies[scale] for studies in (LONGER, ADDITION, PASSKEY, STATE))
+    pretrained = PRETRAINED[scale]
     heads = 6 if scale == SMALL else 12
     tokens = 3 * addition.train_length + 3
     late = f"tape(schedule='yarn', factor=2.0, trained={tokens}, late=True)"
@@ -93,12 +93,17 @@ def claims(scale: str) -> tuple[Claim, ...]:
             pretrained.lengths[-1:],
             also=("original",),
         ),
-        Claim(
+        of_pairs(
             "tape/state",
-            "Does TAPE track state, in the word problems of S5 and A5, further than static encodings do?",
+            f"Does TAPE track state, in the word problem of S5, further than the {state.train_length} permutations of "
+            "training, and than static encodings do?",
             "not asked of TAPE; attention of a fixed depth is held to be unable",
             SOURCE,
-            tuple((study, ("fox", *named(tracking))) for study, _ in STATE[scale].values()),
-            partial(formal_languages, STATE[scale], ["fox"], tracking),
+            state,
+            "accuracy",
+            [("tape", "rope"), ("tape", "alibi")],
+            state.unseen,
+            also=("fox", "kerple + dape"),
+            learned=0.5,
         ),
     )

@@ -10,7 +10,7 @@ from numpy.random import Generator
 
 from adapos.bench.task import Batch, Cell, Ids, Task
 from adapos.bench.tasks import register
-from adapos.registry import at_least
+from adapos.registry import at_least, true_or_false
 
 
 def permuting(places: int, *, even: bool = False) -> Ids:
@@ -35,8 +35,8 @@ def both(g: Ids, h: Ids) -> Ids:
 
 
 class WordProblem(Task):
-    """`length` is the elements read, each one token, uniform and independent; asked for, behind each element, is the
-    product of all so far. Element 0 changes nothing.
+    """`length` is the elements read, each one token, independent, and uniform over all unless said otherwise; asked
+    for, behind each element, is the product of all so far. Element 0 changes nothing.
 
     Training draws one length for the whole batch, uniformly from 1 up to `length`.
     """
@@ -47,13 +47,18 @@ class WordProblem(Task):
     def vocabulary(self) -> int:
         return len(self.table)
 
+    @property
+    def drawn(self) -> Ids:
+        """The elements that are read."""
+        return np.arange(self.vocabulary)
+
     def batch(self, rng: Generator, size: int, length: int) -> Batch:
         at_least(self.name, "length", length, 1)
         return self.exam(rng, size, Cell(int(rng.integers(1, length + 1))))
 
     def exam(self, rng: Generator, size: int, cell: Cell) -> Batch:
         at_least(self.name, "length", cell.length, 1)
-        tokens = rng.integers(self.vocabulary, size=(size, cell.length))
+        tokens = rng.choice(self.drawn, size=(size, cell.length))
         return Batch(tokens, self.products(tokens))
 
     def products(self, tokens: Ids) -> Ids:
@@ -71,9 +76,21 @@ class WordProblem(Task):
 
 @register("s5")
 class S5(WordProblem):
-    """The 120 permutations of five things: of `24 6 6`, which are 10234 02134 02134, `24 30 24`. Not solvable."""
+    """The 120 permutations of five things: of `24 6 6`, which are 10234 02134 02134, `24 30 24`. Not solvable.
+
+    With `swaps` only the four that swap neighbours are read. Their products are all 120, and there is far less to
+    learn: how four elements change each product, and not how 120 do.
+    """
 
     table = permuting(5)
+
+    def __init__(self, swaps: bool = False) -> None:
+        true_or_false(self.name, "swaps", swaps)
+        self.swaps = swaps
+
+    @property
+    def drawn(self) -> Ids:
+        return np.array([1, 2, 6, 24]) if self.swaps else super().drawn
 
 
 @register("a5")
