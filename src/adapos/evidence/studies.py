@@ -130,7 +130,7 @@ PASSKEY = {
             "lengths": "128..2048",
             "size": "300k",
             "steps": 1000,
-            "batch": 64,
+            "batch": 32,
             "rate": 1e-3,
             "examples": 10,
         },
