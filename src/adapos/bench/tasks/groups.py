@@ -35,8 +35,8 @@ def both(g: Ids, h: Ids) -> Ids:
 
 
 class WordProblem(Task):
-    """`length` is the elements read, each one token, independent, and uniform over all unless said otherwise; asked
-    for, behind each element, is the product of all so far. Element 0 changes nothing.
+    """`length` is the elements read, each one token, uniform and independent; asked for, behind each element, is the
+    product of all so far. Element 0 changes nothing.
 
     Training draws one length for the whole batch, uniformly from 1 up to `length`.
     """
@@ -47,19 +47,18 @@ class WordProblem(Task):
     def vocabulary(self) -> int:
         return len(self.table)
 
-    @property
-    def drawn(self) -> Ids:
-        """The elements that are read."""
-        return np.arange(self.vocabulary)
-
     def batch(self, rng: Generator, size: int, length: int) -> Batch:
         at_least(self.name, "length", length, 1)
         return self.exam(rng, size, Cell(int(rng.integers(1, length + 1))))
 
     def exam(self, rng: Generator, size: int, cell: Cell) -> Batch:
         at_least(self.name, "length", cell.length, 1)
-        tokens = rng.choice(self.drawn, size=(size, cell.length))
+        tokens = self.read(rng, size, cell.length)
         return Batch(tokens, self.products(tokens))
+
+    def read(self, rng: Generator, size: int, length: int) -> Ids:
+        """(B, T): the elements."""
+        return rng.integers(self.vocabulary, size=(size, length))
 
     def products(self, tokens: Ids) -> Ids:
         """(B, T): of the first element, the first two, and so on."""
@@ -78,8 +77,9 @@ class WordProblem(Task):
 class S5(WordProblem):
     """The 120 permutations of five things: of `24 6 6`, which are 10234 02134 02134, `24 30 24`. Not solvable.
 
-    With `swaps` only the four that swap neighbours are read. Their products are all 120, and there is far less to
-    learn: how four elements change each product, and not how 120 do.
+    With `swaps` only the four that swap neighbours are read, behind one that changes nothing. Their products are all
+    120, and there is far less to learn: how four elements change each product, and not how 120 do. The first tells a
+    swap from the same swap thrice, which attention, a mean of what it sees, could not otherwise.
     """
 
     table = permuting(5)
@@ -88,9 +88,12 @@ class S5(WordProblem):
         true_or_false(self.name, "swaps", swaps)
         self.swaps = swaps
 
-    @property
-    def drawn(self) -> Ids:
-        return np.array([1, 2, 6, 24]) if self.swaps else super().drawn
+    def read(self, rng: Generator, size: int, length: int) -> Ids:
+        if not self.swaps:
+            return super().read(rng, size, length)
+        found = rng.choice([1, 2, 6, 24], size=(size, length))
+        found[:, 0] = 0
+        return found
 
 
 @register("a5")
