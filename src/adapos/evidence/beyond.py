@@ -37,7 +37,11 @@ def claims(scale: str) -> tuple[Claim, ...]:
 
 def images(found: Found) -> Finding:
     results, (trained, *larger) = found[DIGITS.name], DIGITS.lengths
-    ours = stated(results, "accuracy", results.encodings, larger, what="share of digits told right, larger images")
+    what = (
+        f"share of digits told right in images of {larger[0]} to {larger[-1]} patches, trained at {trained}; plane and "
+        "aimed know rows and columns"
+    )
+    ours = stated(results, "accuracy", results.encodings, larger, what=what)
     seen = max(score(results, "accuracy", each, (trained,)).mean for each in results.encodings)
     if seen < LEARNED:
         return Finding(UNTESTABLE, f"the best is {seen:.3f} in images of the size of training; {ours}")
