@@ -21,6 +21,8 @@ from typing import Any
 TABLE = Path(__file__).parent.parent / "docs" / "gpu-resources.csv"
 # targets as Triton names them, and the bytes of shared memory that a program may have there
 LIMITS = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "gfx942": 64 * 1024}
+# what a kernel makes logits with: nothing, as another made them; a table over distances; and everything there is
+MADE, TABLED, EVERYTHING = ("none", "table", "all")
 PARAMETERS = {
     "ids": ("q_pos", "k_pos", "q_doc", "k_doc"),
     "texts": ("q", "k", "v", "weights", "d_scores", "d_out"),
@@ -40,6 +42,7 @@ class Case:
     width: int
     channels: int
     taps: int
+    terms: str
     tile: str
     warps: int
 
@@ -77,18 +80,23 @@ def cases(*, some: bool = False) -> Iterator[Case]:
     from adapos.kernels.triton import launch, sizes
 
     usual = ("bf16", 12, 64, 32)
-    models = [usual]
+    models = [(usual, (1, 3), TABLED)]
+    heads_alone = [("bf16", 64, TABLED)]
     if not some:
-        models += [("fp32", 12, 64, 32), ("bf16", 8, 64, 16), ("bf16", 16, 128, 64), ("bf16", 32, 128, 32)]
-    for target, (dtype, heads, width, channels) in product(LIMITS, models):
-        for name, kernel in launch.KERNELS.items():
-            for tile in kernel.fitting(sizes.up(heads)):
-                size = f"{tile.M} x {tile.N}"
-                if kernel.block is not None:
-                    for taps in (1, 3):
-                        yield Case(name, target, dtype, heads, width, channels, taps, size, tile.warps)
-                elif heads in (12, 16):  # which do not matter where a program has one
-                    yield Case(name, target, dtype, 1, width, 0, 0, size, tile.warps)
+        others = ("fp32", 12, 64, 32), ("bf16", 8, 64, 16), ("bf16", 16, 128, 64), ("bf16", 32, 128, 32)
+        models += [(model, (1, 3), TABLED) for model in others]
+        models += [(usual, (7,), TABLED), (usual, (1, 3), EVERYTHING), (("fp32", 32, 128, 32), (1, 3), TABLED)]
+        wide = ("fp32", 64), ("bf16", 128), ("bf16", 256), ("fp32", 256)
+        heads_alone += [(*each, terms) for each in wide for terms in (MADE, TABLED)]
+        heads_alone += [("bf16", 64, MADE), ("bf16", 64, EVERYTHING)]
+    for target, (name, kernel) in product(LIMITS, launch.KERNELS.items()):
+        if kernel.block is None:
+            for (dtype, width, terms), tile in product(heads_alone, kernel.tiles):
+                yield Case(name, target, dtype, 1, width, 0, 0, terms, tile.size, tile.warps)
+            continue
+        for (dtype, heads, width, channels), every, terms in models:
+            for taps, tile in product(every, kernel.fitting(sizes.up(heads))):
+                yield Case(name, target, dtype, heads, width, channels, taps, terms, tile.size, tile.warps)
 
 
 def compiled(case: Case) -> Resources:
@@ -99,14 +107,15 @@ def compiled(case: Case) -> Resources:
     from adapos.kernels.triton import launch, sizes
 
     kernel = launch.KERNELS[case.kernel]
-    tile = next(tile for tile in kernel.tiles if (f"{tile.M} x {tile.N}", tile.warps) == (case.tile, case.warps))
+    tile = next(tile for tile in kernel.tiles if (tile.size, tile.warps) == (case.tile, case.warps))
+    everything = case.terms == EVERYTHING
     constants: dict[str, Any] = {
         "H": case.heads, "HEADS": sizes.up(case.heads), "REPEATS": 1, "D": case.width, "E": case.width,
         "VALUES": sizes.up(case.width), "CHANNELS": sizes.whole(case.channels), "TAPS": case.taps, "CAUSAL": True,
-        "WINDOW": False, "DOCS": False, "TABLE": True, "IDS": False, "RAMP": False, "SCORED": True, "BIASED": True,
-        "ADDED": True, "KEPT": True, "MIXED": case.kernel == "gather", "ATOMIC": False,
+        "WINDOW": everything, "DOCS": everything, "TABLE": case.terms != MADE, "IDS": everything, "RAMP": everything,
+        "SCORED": True, "BIASED": True, "ADDED": True, "KEPT": True, "MIXED": case.terms == MADE, "ATOMIC": False,
         "PRECISION": "ieee" if case.dtype == "fp32" else "tf32", "BLOCK": kernel.block, **tile.sizes,
-        **dict.fromkeys((*PARAMETERS["ids"], "ramp_q", "ramp_k")),
+        **({} if everything else dict.fromkeys((*PARAMETERS["ids"], "ramp_q", "ramp_k"))),
     }  # fmt: skip
     names = kernel.run.arg_names
     constants = {name: value for name, value in constants.items() if name in names}
@@ -126,9 +135,11 @@ def kind(name: str, dtype: str) -> str:
 
     if name in PARAMETERS["texts"]:
         return f"*{dtype}"
+    if name in PARAMETERS["ids"]:
+        return "*i64"
     if name in PARAMETERS["numbers"]:
         return "fp32"
-    if name in (*LENGTHS, "batch", "parts", "share") or STRIDES.fullmatch(name):
+    if name in (*LENGTHS, "texts", "tall", "parts", "share") or STRIDES.fullmatch(name):
         return "i32"
     return "*fp32"
 

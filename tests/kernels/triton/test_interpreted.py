@@ -106,15 +106,17 @@ def test_sums_that_are_added_in_place_are_the_same(pairs: str, monkeypatch: pyte
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("pairs", ["nothing", "table and ramp", "mix 3 residual"])
-def test_keys_of_few_queries_are_cut_into_parts(pairs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_cut_into_parts(pairs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from adapos.kernels.triton import passes
 
     joined, seen = passes.joined, []
     monkeypatch.setattr(passes, "joined", lambda out, top, sums: seen.append(len(out)) or joined(out, top, sums))
-    for layout in ("one query", "last queries of documents"):
-        judge = made(pairs, layout, (2, 40 if layout == "one query" else 6, 4, 2, 8, 5))
+    for layout, tokens in {"one query": 40, "last queries of documents": 6, "dense": 40}.items():
+        judge = made(pairs, layout, (2, tokens, 4, 2, 8, 5))
         assert judge.beyond(judge.a.run("triton")) == {}
     assert seen[0] == 5
+    # as many as the keys of a chunk have room for, where chunks are of few queries
+    assert len(set(seen[1:])) >= (4 if "mix" in pairs else 1)
 
 
 @pytest.mark.usefixtures("small")

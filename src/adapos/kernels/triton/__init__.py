@@ -16,7 +16,7 @@ from adapos.kernels.call import OPAQUE, Call
 from adapos.kernels.terms import placed
 from adapos.pairs import DistanceTable, HeadMix, Ramp
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")  # as Triton reads it
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OLDEST = (8, 0)
 WIDEST = 256  # numbers of a head, and of its values

@@ -22,11 +22,11 @@ from adapos.kernels.triton.tile import LENGTHS, UNALIGNED, biases, scores, seen,
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite, for a row may see nothing yet
 
 
-@triton.jit(do_not_specialize=[*LENGTHS, "batch", "parts", "share"], do_not_specialize_on_alignment=UNALIGNED)
+@triton.jit(do_not_specialize=[*LENGTHS, "texts", "tall", "parts", "share"], do_not_specialize_on_alignment=UNALIGNED)
 def gather(
     out, top, sums, logits, q, k, v, table, q_pos, k_pos, q_doc, k_doc, ramp_q, ramp_k,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token, T, S, R, zero, start, window, text,
-    begin, end, first, last, pitch, batch, parts, share, scale, H: tl.constexpr, REPEATS: tl.constexpr,
+    begin, end, first, last, pitch, texts, tall, parts, share, scale, H: tl.constexpr, REPEATS: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, VALUES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     DOCS: tl.constexpr, TABLE: tl.constexpr, IDS: tl.constexpr, RAMP: tl.constexpr, MIXED: tl.constexpr,
     PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, DEPTH: tl.constexpr,
@@ -75,7 +75,7 @@ def gather(
         greatest = higher
     if parts == 1:
         gathered = gathered / tl.where(total == 0, 1.0, total)[:, None]
-    place = ((part * batch + b) * H + head) * T + rows
+    place = ((part * texts + local).to(tl.int64) * H + head) * tall + rows - begin
     tl.store(out + place[:, None] * E + e[None, :], gathered, mask=(rows < end)[:, None] & (e < E)[None, :])
     tl.store(top + place, greatest, mask=rows < end)
     tl.store(sums + place, total, mask=rows < end)

@@ -39,6 +39,10 @@ class Tile:
     stages: int = 1
 
     @property
+    def size(self) -> str:
+        return f"{self.M} x {self.N}"
+
+    @property
     def sizes(self) -> dict[str, int]:
         """As the kernels that have all heads or one are told."""
         return {"M": self.M, "N": self.N} | ({} if self.depth is None else {"DEPTH": self.depth})
@@ -88,22 +92,28 @@ class Kernel:
 
 
 TRIED: dict[Any, Any] = {}
-WEIGH = Kernel(weighing, (Tile(16, 32, 32), Tile(16, 16, 32), Tile(16, 16, 32, warps=4)), block=16, held=2**13)
-UNMIX = Kernel(unmixing, (Tile(8, 32), Tile(4, 32), Tile(16, 16)), block=16, held=2**12)
+# the first spills least wherever it is compiled, others may be faster where they fit
+WEIGH = Kernel(weighing, (Tile(16, 16, 16), Tile(16, 32, 32), Tile(16, 16, 32, warps=4)), block=16, held=2**13)
+UNMIX = Kernel(unmixing, (Tile(4, 32), Tile(8, 32), Tile(16, 16)), block=16, held=2**12)
 LEARN = Kernel(
     learning,
-    (Tile(8, 32), Tile(4, 32), Tile(16, 16)),
+    (Tile(4, 32), Tile(8, 32), Tile(16, 16)),
     block=16,
     held=2**13,
     zeroed=tuple(f"d_{name}" for name in MATRICES),
 )
 GATHER = Kernel(
     gathering,
-    (Tile(64, 64, 64, warps=4, stages=2), Tile(64, 32, 64, warps=4, stages=2), Tile(16, 64, 64, warps=4, stages=2)),
+    (
+        Tile(32, 32, 32),
+        Tile(64, 64, 64, warps=4, stages=2),
+        Tile(64, 32, 64, warps=4, stages=2),
+        Tile(16, 64, 64, warps=4, stages=2),
+    ),
 )
 DIFFERENTIATE = Kernel(
     differentiating,
-    (Tile(64, 64, 64, warps=8), Tile(64, 32, 64, warps=4), Tile(32, 32, 64, warps=4)),
+    (Tile(32, 32, 64, warps=4), Tile(64, 64, 64, warps=8), Tile(64, 32, 64, warps=4)),
     restored=("logits",),
 )
 

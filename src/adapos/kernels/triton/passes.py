@@ -49,9 +49,9 @@ class Buffers:
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """The output (B, H, T, E), and each row's greatest logit and its sum of exp(logit - greatest), (2, B, H, T)."""
     batch, heads, queries, _ = problem.q.shape
-    count = sizes.parts(queries, batch * heads, problem.k.shape[2])
-    out = problem.q.new_empty((count, batch, heads, queries, problem.v.shape[3]), dtype=torch.float32)
-    ends = problem.q.new_empty((2, count, batch, heads, queries), dtype=torch.float32)
+    width = problem.v.shape[3]
+    out = problem.q.new_empty((batch, heads, queries, width), dtype=torch.float32)
+    ends = problem.q.new_empty((2, batch, heads, queries), dtype=torch.float32)
     of_pairs, of_values, of_mix = problem.of_pairs(), problem.of_values(), problem.of_mix()
     # where nothing mixes heads, nothing is in memory
     chunks = problem.chunks(heads if problem.mixed else 0)
@@ -61,12 +61,20 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
         if problem.mixed:
             logits = buffers.of("logits", chunk)
             weigh(chunk, logits=logits, kept=None, KEPT=False, **of_pairs, **of_mix, **where)
-        share = -(-len(chunk.keys) // count)
+        texts, rows = (slice(part.start, part.stop) for part in (chunk.texts, chunk.rows))
+        found, found_ends, tall = out[texts, :, rows], ends[:, texts, :, rows], queries
+        count = sizes.parts(chunk, heads)
+        if count > 1:
+            tall = len(chunk.rows)
+            found = out.new_empty((count, len(chunk.texts), heads, tall, width))
+            found_ends = ends.new_empty((2, *found.shape[:-1]))
         gather(
-            chunk, out=out, top=ends[0], sums=ends[1], logits=logits, **of_pairs, **of_values, **where, batch=batch,
-            parts=count, share=share,
+            chunk, out=found, top=found_ends[0], sums=found_ends[1], logits=logits, **of_pairs, **of_values, **where,
+            texts=len(chunk.texts), tall=tall, parts=count, share=-(-len(chunk.keys) // count),
         )  # fmt: skip
-    return (out[0], ends[:, 0]) if count == 1 else joined(out, *ends)
+        if count > 1:
+            out[texts, :, rows], ends[:, texts, :, rows] = joined(found, *found_ends)
+    return out, ends
 
 
 def joined(out: Tensor, top: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,15 +101,15 @@ def backward(problem: Problem, grad: Tensor, out: Tensor, ends: Tensor) -> dict[
     total = Sums(problem)
     for chunk in chunks:
         where = of_chunk(chunk, buffers.pitch)
-        logits, weights = buffers.of("logits", chunk), buffers.of("weights", chunk, v.dtype)
-        d_scores = buffers.of("d_scores", chunk, q.dtype)
-        d_biases: Tensor | None = logits
+        kept = problem.mixed or problem.biased
+        logits = d_biases = buffers.of("logits", chunk) if kept else None
+        weights, d_scores = buffers.of("weights", chunk, v.dtype), buffers.of("d_scores", chunk, q.dtype)
         if problem.mixed:
             scores = buffers.of("scores", chunk)
             weigh(chunk, logits=logits, kept=scores, KEPT=True, **of_pairs, **of_mix, **where)
         differentiate(
             chunk, logits=logits, weights=weights, d_scores=d_scores, d_out=grad, delta=delta, top=top, shares=shares,
-            **of_pairs, **of_values, **where, KEPT=problem.mixed or problem.biased,
+            **of_pairs, **of_values, **where, KEPT=kept,
         )  # fmt: skip
         if problem.mixed:
             d_biases = buffers.of("d_biases", chunk) if problem.biased else None

@@ -1,4 +1,4 @@
-"""How calls are cut: chunks of queries whose logits are in memory at one time, and parts of keys for few queries."""
+"""How calls are cut: chunks of queries whose logits are in memory at one time, and parts of their keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOGITS = 2**24
 ROWS = 64  # a chunk has a multiple of these queries, or of LEAST where texts are very long
 LEAST = 16
 STEP = 16  # rows of memory begin at multiples of these numbers; heads and channels are padded to as many
-FEW = 16  # queries, whose keys are cut into parts
+FEW = 16  # queries, for which tiles are tried apart from others
 PART = 512  # keys of a part at least
 DEEPEST = 65_535  # programs along the last axis of a grid, at most
 PROGRAMS = 256  # that a device runs at once, more or less
@@ -28,13 +28,16 @@ class Chunk:
 def chunks(
     batch: int, queries: int, keys: int, *, heads: int, numbers: int, start: int, window: int, causal: bool
 ) -> list[Chunk]:
-    """In the order of texts and queries; `numbers` are in memory for each pair. `window` is 0 where there is none."""
+    """`numbers` are in memory for each pair. `window` is 0 where there is none.
+
+    The last queries come first: they see the most keys, and tiles are tried on what comes first.
+    """
     rows = LOGITS // (numbers * keys) if numbers else batch * queries
     texts = min(max(1, rows // queries), DEEPEST // heads)
     rows = queries if rows >= queries else max(rows // ROWS * ROWS or rows // LEAST * LEAST, LEAST)
     found = []
     for text in range(0, batch, texts):
-        for begin in range(0, queries, rows):
+        for begin in reversed(range(0, queries, rows)):
             end = min(begin + rows, queries)
             first, last = 0, keys
             if causal:
@@ -45,9 +48,10 @@ def chunks(
     return found
 
 
-def parts(queries: int, programs: int, keys: int) -> int:
-    """Into how many parts the keys of few queries are cut, for a device to have enough to do."""
-    return 1 if queries > FEW else max(1, min(PROGRAMS // programs, keys // PART))
+def parts(chunk: Chunk, heads: int) -> int:
+    """Into how many parts the keys are cut where queries are few, for a device to have enough to do."""
+    programs = len(chunk.texts) * heads * -(-len(chunk.rows) // ROWS)
+    return max(1, min(PROGRAMS // programs, len(chunk.keys) // PART))
 
 
 def whole(count: int) -> int:
