@@ -6,8 +6,8 @@ from adapos.evidence.claim import Claim, Found, named, of_pairs, over
 from adapos.evidence.finding import UNTESTABLE, Finding, compared, judged, score, stated
 from adapos.evidence.studies import DIGITS, TEXT
 
-IMAGES = over(("kerple", "plane"))
-BESIDE = ("nope", "rope", "aimed", "aimed + dape")
+IMAGES = over(("plane", "aimed"))
+BESIDE = ("nope", "rope", "kerple", "kerple + dape")
 LEARNED = 0.9  # of digits in images of the size of training, or nothing can be said of larger ones
 
 

@@ -128,7 +128,7 @@ def steady(probe: Probe, pairs: Sequence[Pair], others: Sequence[str], found: Fo
         for what in ("attention", "products")
     ]
     contrasts = [
-        contrast(*pair, *(moved(f"attention_{way}", each) for each in pair), lower=True)
+        contrast(f"{pair[0]}, {way}", pair[1], *(moved(f"attention_{way}", each) for each in pair), lower=True)
         for way in ways
         for pair in pairs
     ]

@@ -34,10 +34,12 @@ from the same weights. A claim **holds** where every pair differs as it says wit
 is paired by seed; p is the greatest of them, and as all must hold, it needs no correction. Else the claim **does not
 hold here**: some pair is the other way round, or could be chance, and p is the greatest among those. That may say
 something of the claim, or of models as small as these, and with three seeds what could be chance is not shown to be
-none. What no encoding learns is **not testable at this scale**. The models are small, because two cores trained them:
-what holds here may fail at the papers' scale, and the other way round. `--scale paper` runs the papers' recipes on
-GPUs, on enwik8 where their own text is not public; nobody has done so yet. Text is enwik8, in bytes, unless a claim
-says another.
+none. Exams are few, and the same for every seed: p speaks of these exams, and ± of seeds, not of other texts. What no
+encoding learns is **not testable at this scale**. The models are small, because two cores trained them: what holds here
+may fail at the papers' scale, and the other way round. `--scale paper` runs the papers' recipes on GPUs, on enwik8
+where their own text is not public; nobody has done so yet. Text is enwik8, in bytes, unless a claim says another. Each
+study's folder has its plan, with the file of weights where a model was pretrained; a row has the commit that made it,
+with `-changed` behind it where files of the project were not as committed.
 """
 
 

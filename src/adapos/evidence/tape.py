@@ -16,7 +16,7 @@ INTERPOLATED = "rope(schedule='linear', factor=2.0)"
 def claims(scale: str) -> tuple[Claim, ...]:
     text, addition, passkey, state = (studies[scale] for studies in (LONGER, ADDITION, PASSKEY, STATE))
     pretrained = PRETRAINED[scale]
-    heads = 6 if scale == SMALL else 12
+    heads, of_swaps = (6, " with swaps of neighbours") if scale == SMALL else (12, "")
     tokens = 3 * addition.train_length + 3
     late = f"tape(schedule='yarn', factor=2.0, trained={tokens}, late=True)"
     return (
@@ -95,8 +95,8 @@ def claims(scale: str) -> tuple[Claim, ...]:
         ),
         of_pairs(
             "tape/state",
-            f"Does TAPE track state, in the word problem of S5, further than the {state.train_length} permutations of "
-            "training, and than static encodings do?",
+            f"Does TAPE track state, in the word problem of S5{of_swaps}, further than static encodings do, trained on "
+            f"{state.train_length} elements?",
             "not asked of TAPE; attention of a fixed depth is held to be unable",
             SOURCE,
             state,
