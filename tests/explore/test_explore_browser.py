@@ -61,15 +61,26 @@ def address(run: Path, words: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "adapos", "explore", str(run), "--text", str(words), "--port", str(port)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as app:
-        assert app.stdout is not None
-        said = app.stdout.readline()
-        assert said == f"exploring at http://127.0.0.1:{port}/ (Ctrl-C ends it)\n", app.communicate(timeout=20)
-        yield f"http://127.0.0.1:{port}/"
-        app.send_signal(signal.SIGINT)
-        _, problems = app.communicate(timeout=30)
-        assert app.returncode == 0
-        assert "Traceback" not in problems
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # what runs in the background of a shell ignores it, and its children with it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as app:
+        try:
+            assert app.stdout is not None
+            said = app.stdout.readline()
+            assert said == f"exploring at http://127.0.0.1:{port}/ (Ctrl-C ends it)\n", app.communicate(timeout=20)
+            yield f"http://127.0.0.1:{port}/"
+            app.send_signal(signal.SIGINT)
+            _, problems = app.communicate(timeout=30)
+            assert app.returncode == 0
+            assert "Traceback" not in problems
+        finally:
+            app.kill()
 
 
 def until(browser: Any, what: Callable[[], Any]) -> Any:
