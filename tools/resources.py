@@ -13,8 +13,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, fields
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ PARAMETERS = {
     "ids": ("q_pos", "k_pos", "q_doc", "k_doc"),
     "texts": ("q", "k", "v", "weights", "d_scores", "d_out"),
     "numbers": ("scale", "slope"),
+    "counts": ("texts", "tall", "parts", "share", "lines"),
 }
 STRIDES = re.compile(r"[qkv]_(batch|head|token)")
 
@@ -44,7 +47,7 @@ class Case:
     taps: int
     terms: str
     tile: str
-    warps: int
+    threads: int
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,12 @@ class Resources:
 
 def main() -> None:
     held = read() if "--missing" in sys.argv else {}
-    found = {case: held.get(case) or compiled(case) for case in cases()}
+    every = list(cases())
+    missing = [case for case in every if case not in held]
+    # a process for each core: most of the time goes to the assemblers
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        held |= dict(zip(missing, pool.map(compiled, missing), strict=True))
+    found = {case: held[case] for case in every}
     with TABLE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([field.name for kind in (Case, Resources) for field in fields(kind)])
@@ -77,7 +85,7 @@ def read() -> dict[Case, Resources]:
 
 def cases(*, some: bool = False) -> Iterator[Case]:
     """Every kernel with every tile it is tried with, for models of many sizes, or for one."""
-    from adapos.kernels.triton import launch, sizes
+    from adapos.kernels.triton import launch
 
     usual = ("bf16", 12, 64, 32)
     models = [(usual, (1, 3), TABLED)]
@@ -89,14 +97,29 @@ def cases(*, some: bool = False) -> Iterator[Case]:
         wide = ("fp32", 64), ("bf16", 128), ("bf16", 256), ("fp32", 256)
         heads_alone += [(*each, terms) for each in wide for terms in (MADE, TABLED)]
         heads_alone += [("bf16", 64, MADE), ("bf16", 64, EVERYTHING)]
+    mixes = [(*model, taps, terms) for model, every, terms in models for taps in every]
+    alone = [(dtype, 1, width, 0, 1, terms) for dtype, width, terms in heads_alone]
     for target, (name, kernel) in product(LIMITS, launch.KERNELS.items()):
-        if kernel.block is None:
-            for (dtype, width, terms), tile in product(heads_alone, kernel.tiles):
-                yield Case(name, target, dtype, 1, width, 0, 0, terms, tile.size, tile.warps)
-            continue
-        for (dtype, heads, width, channels), every, terms in models:
-            for taps, tile in product(every, kernel.fitting(sizes.up(heads))):
-                yield Case(name, target, dtype, heads, width, channels, taps, terms, tile.size, tile.warps)
+        # one that knows no heads is the same for all of them
+        for settings in mixes if kernel.block else alone if "D" in kernel.names else alone[:1]:
+            case = Case(name, target, *settings, tile="", threads=0)
+            for tile in kernel.fitting(constants(case)):
+                yield replace(case, tile=tile.size, threads=tile.threads)
+
+
+def constants(case: Case) -> dict[str, Any]:
+    """What a kernel is told of its problem."""
+    from adapos.kernels.triton import sizes
+
+    everything = case.terms == EVERYTHING
+    return {
+        "H": case.heads, "HEADS": sizes.up(case.heads), "REPEATS": 1, "D": case.width, "E": case.width,
+        "VALUES": sizes.up(case.width), "CHANNELS": sizes.whole(case.channels), "TAPS": case.taps, "CAUSAL": True,
+        "WINDOW": everything, "DOCS": everything, "TABLE": case.terms != MADE, "IDS": everything, "RAMP": everything,
+        "SCORED": True, "BIASED": True, "ADDED": True, "KEPT": True, "MIXED": case.terms == MADE, "ATOMIC": False,
+        "PRECISION": "ieee" if case.dtype == "fp32" else "tf32", "SPAN": sizes.SPAN,
+        **({} if everything else dict.fromkeys((*PARAMETERS["ids"], "ramp_q", "ramp_k"))),
+    }  # fmt: skip
 
 
 def compiled(case: Case) -> Resources:
@@ -104,27 +127,20 @@ def compiled(case: Case) -> Resources:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from adapos.kernels.triton import launch, sizes
+    from adapos.kernels.triton import launch
 
     kernel = launch.KERNELS[case.kernel]
-    tile = next(tile for tile in kernel.tiles if (tile.size, tile.warps) == (case.tile, case.warps))
-    everything = case.terms == EVERYTHING
-    constants: dict[str, Any] = {
-        "H": case.heads, "HEADS": sizes.up(case.heads), "REPEATS": 1, "D": case.width, "E": case.width,
-        "VALUES": sizes.up(case.width), "CHANNELS": sizes.whole(case.channels), "TAPS": case.taps, "CAUSAL": True,
-        "WINDOW": everything, "DOCS": everything, "TABLE": case.terms != MADE, "IDS": everything, "RAMP": everything,
-        "SCORED": True, "BIASED": True, "ADDED": True, "KEPT": True, "MIXED": case.terms == MADE, "ATOMIC": False,
-        "PRECISION": "ieee" if case.dtype == "fp32" else "tf32", "BLOCK": kernel.block, **tile.sizes,
-        **({} if everything else dict.fromkeys((*PARAMETERS["ids"], "ramp_q", "ramp_k"))),
-    }  # fmt: skip
+    tile = next(tile for tile in kernel.tiles if (tile.size, tile.threads) == (case.tile, case.threads))
     names = kernel.run.arg_names
-    constants = {name: value for name, value in constants.items() if name in names}
-    signature = {name: "constexpr" if name in constants else kind(name, case.dtype) for name in names}
+    settings = constants(case) | {"BLOCK": kernel.block, **tile.sizes}
+    settings = {name: value for name, value in settings.items() if name in names}
+    signature = {name: "constexpr" if name in settings else kind(name, case.dtype) for name in names}
     aligned = [i for i, name in enumerate(names) if signature[name].startswith("*") or STRIDES.fullmatch(name)]
-    source = ASTSource(kernel.run, signature, constants, attrs={(i,): [["tt.divisibility", 16]] for i in aligned})
+    source = ASTSource(kernel.run, signature, settings, attrs={(i,): [["tt.divisibility", 16]] for i in aligned})
     nvidia = case.target.startswith("sm_")
     target = GPUTarget("cuda", int(case.target[3:]), 32) if nvidia else GPUTarget("hip", case.target, 64)
-    built = triton.compile(source, target, options={"num_warps": tile.warps, "num_stages": tile.stages})
+    warps = tile.threads // target.warp_size
+    built = triton.compile(source, target, options={"num_warps": warps, "num_stages": tile.stages})
     count = by_ptxas(built.asm["ptx"]) if nvidia else by_notes(built.asm["amdgcn"])
     return Resources(*count, built.metadata.shared)
 
@@ -139,7 +155,7 @@ def kind(name: str, dtype: str) -> str:
         return "*i64"
     if name in PARAMETERS["numbers"]:
         return "fp32"
-    if name in (*LENGTHS, "texts", "tall", "parts", "share") or STRIDES.fullmatch(name):
+    if name in (*LENGTHS, *PARAMETERS["counts"]) or STRIDES.fullmatch(name):
         return "i32"
     return "*fp32"
 

@@ -43,10 +43,11 @@ def cut(patch: pytest.MonkeyPatch) -> None:
         "LEARN": launch.Tile(8, 32),
         "GATHER": launch.Tile(8, 16, 8),
         "DIFFERENTIATE": launch.Tile(16, 8, 8),
+        "TALLY": launch.Tile(4, 8),
     }
     for name, tile in tiles.items():
         patch.setattr(launch, name, replace(getattr(launch, name), tiles=(tile,)))
-    for name, size in {"LOGITS": 2**10, "ROWS": 8, "LEAST": 4, "PART": 8, "FEW": 2}.items():
+    for name, size in {"LOGITS": 2**10, "ROWS": 8, "LEAST": 4, "SPAN": 16, "PART": 8, "FEW": 2}.items():
         patch.setattr(f"adapos.kernels.triton.sizes.{name}", size)
 
 

@@ -41,8 +41,8 @@ def differentiate(
     else:
         found = seen(b, rows, i, j, q_doc, k_doc, T, S, window, CAUSAL, WINDOW, DOCS) & there
         logit = scores(
-            q, k, b, h, rows, j, q_batch, q_head, q_token, k_batch, k_head, k_token, T, S, scale, H, REPEATS, D, DEPTH,
-            1, M, N, PRECISION,
+            q, k, (), b, h, rows, j, q_batch, q_head, q_token, k_batch, k_head, k_token, T, S, scale, H, REPEATS, D,
+            DEPTH, False, 1, M, N, PRECISION,
         )  # fmt: skip
         logit += biases(
             b, h, rows, i, j, found, table, q_pos, k_pos, ramp_q, ramp_k, T, S, R, zero, H, 1, M, N, TABLE, IDS, RAMP

@@ -5,26 +5,29 @@ What a kind is does not depend on lengths: a bench that changes them all the tim
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from adapos.kernels.triton import INTERPRETED
+from adapos.kernels.triton import INTERPRETED, sizes
 from adapos.kernels.triton.differentiate import differentiate as differentiating
 from adapos.kernels.triton.gather import gather as gathering
 from adapos.kernels.triton.learn import learn as learning
-from adapos.kernels.triton.sizes import FEW, Chunk
+from adapos.kernels.triton.sizes import Chunk
+from adapos.kernels.triton.tally import tally as tallying
 from adapos.kernels.triton.unmix import unmix as unmixing
 from adapos.kernels.triton.weigh import weigh as weighing
 
 MATRICES = ("w_score", "w_bias", "b_in", "w_out")
-# what decides which tiles are the fastest, beside the types of tensors
+# settings that decide which tiles are the fastest
 KIND = ["H", "HEADS", "D", "E", "CHANNELS", "TAPS", "MIXED", "TABLE", "IDS", "RAMP", "DOCS", "BIASED", "PRECISION"]
+TRIES = 3  # tiles, at most
 Grid = Callable[[Mapping[str, Any]], tuple[int, ...]]
 
 
@@ -35,7 +38,7 @@ class Tile:
     M: int
     N: int
     depth: int | None = None
-    warps: int = 8
+    threads: int = 256
     stages: int = 1
 
     @property
@@ -44,89 +47,142 @@ class Tile:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """As the kernels that have all heads or one are told."""
         return {"M": self.M, "N": self.N} | ({} if self.depth is None else {"DEPTH": self.depth})
+
+    def useful(self, taps: int) -> int:
+        """Pairs that are not there for taps alone."""
+        return self.M * (self.N - sizes.halo(taps))
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel and the tiles it is tried with, the first of them where nothing can be tried."""
+    """A kernel and its tiles."""
 
     run: Any
     tiles: tuple[Tile, ...]
+    # numbers of one kind, of all pairs and heads of a tile or of its queries' values, that a thread has registers for,
+    # where there is one tap and where there are several, as docs/gpu-resources.csv shows
+    room: tuple[int, int]
     block: int | None = None  # channels of the hidden layer at a time
-    held: int | None = None  # numbers of one kind that a program of all heads has room for
+    gathers: bool = False  # a sum of values for each query
     restored: tuple[str, ...] = ()  # tensors that it reads and writes
     zeroed: tuple[str, ...] = ()  # tensors of which it writes a part
 
-    def fitting(self, heads: int) -> tuple[Tile, ...]:
-        """Those whose numbers of so many heads, padded, a program can hold."""
-        return tuple(tile for tile in self.tiles if self.held is None or tile.M * tile.N * heads <= self.held)
+    def fitting(self, of: Mapping[str, Any]) -> tuple[Tile, ...]:
+        """Tiles that a call of these settings has registers for, the largest first; or the one that needs least."""
+        taps, channels, heads = (of[name] if name in self.names else 1 for name in ("TAPS", "CHANNELS", "HEADS"))
+        values = of["VALUES"] if self.gathers else 0
+        room = self.room[taps > 1] / (2 if taps * channels > 96 else 1)
+        if of.get("PRECISION") == "ieee":  # operands are in registers, too
+            room /= 4 if taps > 1 else 2
 
-    def configurations(self, heads: int) -> list[Any]:
-        blocked = {} if self.block is None else {"BLOCK": self.block}
+        def held(tile: Tile) -> float:
+            return tile.M * (tile.N * heads + values) / tile.threads
+
+        tiles = [tile for tile in self.tiles if tile.useful(taps) > 0]
+        found = [tile for tile in tiles if held(tile) <= room] or [min(tiles, key=held)]
+        return tuple(sorted(found, key=lambda tile: tile.useful(taps), reverse=True)[:TRIES])
+
+    def configurations(self, of: Mapping[str, Any], lanes: int = 32) -> list[Any]:
+        """For devices whose warps have so many lanes."""
+        blocked = {} if self.block is None else {"BLOCK": self.block, "SPAN": sizes.SPAN}
         return [
-            triton.Config(tile.sizes | blocked, num_warps=tile.warps, num_stages=tile.stages)
-            for tile in self.fitting(heads)
+            triton.Config(tile.sizes | blocked, num_warps=tile.threads // lanes, num_stages=tile.stages)
+            for tile in self.fitting(of)
         ]
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.run.arg_names)
+
     def __call__(self, grid: Grid, arguments: Mapping[str, Any]) -> None:
-        taken = {name: x for name, x in arguments.items() if name in self.run.arg_names}
-        heads = taken.get("HEADS", 1)
+        taken = {name: x for name, x in arguments.items() if name in self.names}
         if INTERPRETED or torch.are_deterministic_algorithms_enabled():
-            first = self.configurations(heads)[0]
-            sizes = first.kwargs
-            self.run[grid(sizes)](**taken, **sizes, num_warps=first.num_warps, num_stages=first.num_stages)
+            config = self.configurations(taken, lanes())[0]
+        elif (kind := self.kind(taken)) in CHOSEN:
+            config = CHOSEN[kind]
         else:
-            self.tried(heads, few=taken["end"] - taken["begin"] <= FEW)[grid](**taken)
+            tuner = self.tuner(taken)
+            tuner[grid](**taken)
+            CHOSEN[kind] = tuner.best_config
+            return
+        self.run[grid(config.kwargs)](
+            **taken, **config.kwargs, num_warps=config.num_warps, num_stages=config.num_stages
+        )
 
-    def tried(self, heads: int, *, few: bool = False) -> Any:
-        """The kernel with Triton's tuner around it, one for decoding and one for all else."""
-        if (self, heads, few) not in TRIED:
-            key = [name for name in KIND if name in self.run.arg_names]
-            tuned = triton.autotune(
-                self.configurations(heads), key, restore_value=list(self.restored), reset_to_zero=list(self.zeroed)
-            )
-            TRIED[self, heads, few] = tuned(self.run)
-        return TRIED[self, heads, few]
+    def kind(self, taken: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What decides which tiles are the fastest: types, settings, and whether there is little or much to do."""
+        device = next(x.device for x in taken.values() if isinstance(x, Tensor))
+        types = tuple((name, x.dtype) for name, x in taken.items() if isinstance(x, Tensor))
+        work = sizes.amount(taken["end"] - taken["begin"], taken["last"] - taken["first"])
+        return self.run, device, types, work, *(taken.get(name) for name in KIND)
+
+    def tuner(self, taken: Mapping[str, Any]) -> Any:
+        """Triton's, around the kernel."""
+        restored, zeroed = (
+            [name for name in names if taken[name] is not None] for names in (self.restored, self.zeroed)
+        )
+        # keyed by nothing: there is one for each kind
+        tuned = triton.autotune(self.configurations(taken, lanes()), [], restore_value=restored, reset_to_zero=zeroed)
+        return tuned(self.run)
 
 
-TRIED: dict[Any, Any] = {}
-# the first spills least wherever it is compiled, others may be faster where they fit
-WEIGH = Kernel(weighing, (Tile(16, 16, 16), Tile(16, 32, 32), Tile(16, 16, 32, warps=4)), block=16, held=2**13)
-UNMIX = Kernel(unmixing, (Tile(4, 32), Tile(8, 32), Tile(16, 16)), block=16, held=2**12)
+def lanes() -> int:
+    """Threads of a warp."""
+    return 32 if INTERPRETED else triton.runtime.driver.active.get_current_target().warp_size
+
+
+# the configuration of each kind, once its tiles have been tried
+CHOSEN: dict[tuple[Any, ...], Any] = {}
+WEIGH = Kernel(
+    weighing,
+    (Tile(16, 16, 32), Tile(8, 32, 16), Tile(4, 32, 16), Tile(2, 32, 16), Tile(1, 32, 16), Tile(2, 16, 16)),
+    (16, 16),
+    block=16,
+)
+UNMIX = Kernel(unmixing, (Tile(8, 32), Tile(4, 32), Tile(2, 32), Tile(1, 32)), (16, 8), block=16)
 LEARN = Kernel(
     learning,
-    (Tile(4, 32), Tile(8, 32), Tile(16, 16)),
+    (Tile(4, 32), Tile(2, 32), Tile(1, 32), Tile(1, 16)),
+    (8, 4),
     block=16,
-    held=2**13,
     zeroed=tuple(f"d_{name}" for name in MATRICES),
 )
 GATHER = Kernel(
     gathering,
     (
+        Tile(64, 64, 64, threads=128, stages=2),
+        Tile(64, 32, 64, threads=128, stages=2),
+        Tile(16, 64, 64, threads=128, stages=2),
         Tile(32, 32, 32),
-        Tile(64, 64, 64, warps=4, stages=2),
-        Tile(64, 32, 64, warps=4, stages=2),
-        Tile(16, 64, 64, warps=4, stages=2),
     ),
+    (64, 0),
+    gathers=True,
 )
 DIFFERENTIATE = Kernel(
     differentiating,
-    (Tile(32, 32, 64, warps=4), Tile(64, 64, 64, warps=8), Tile(64, 32, 64, warps=4)),
+    (Tile(64, 64, 64), Tile(64, 32, 64, threads=128), Tile(32, 32, 64, threads=128)),
+    (16, 0),
     restored=("logits",),
 )
+TALLY = Kernel(tallying, (Tile(8, 128),), (8, 0))
 
-KERNELS = {"weigh": WEIGH, "gather": GATHER, "differentiate": DIFFERENTIATE, "unmix": UNMIX, "learn": LEARN}
+KERNELS = {
+    "weigh": WEIGH,
+    "gather": GATHER,
+    "differentiate": DIFFERENTIATE,
+    "unmix": UNMIX,
+    "learn": LEARN,
+    "tally": TALLY,
+}
 
 
-def all_heads(chunk: Chunk, taps: int) -> Grid:
-    """Tiles whose outermost keys are there for taps alone."""
-    halo = 4 * (taps // 2)
+def all_heads(chunk: Chunk, taps: int, blocks: int = 1) -> Grid:
+    """Tiles whose outermost keys are there for taps alone, `sizes.SPAN` queries one after another."""
     return lambda tile: (
-        triton.cdiv(len(chunk.keys), tile["N"] - halo),
-        triton.cdiv(len(chunk.rows), tile["M"]),
-        len(chunk.texts),
+        triton.cdiv(len(chunk.keys), tile["N"] - sizes.halo(taps)),
+        triton.cdiv(len(chunk.rows), sizes.SPAN),
+        len(chunk.texts) * blocks,
     )
 
 
@@ -141,18 +197,17 @@ def unmix(chunk: Chunk, **arguments: Any) -> None:
 def summed(of_mix: Mapping[str, Any]) -> int:
     """How many numbers `learn` writes for each pair, at most."""
     size = sum(x.numel() for name in MATRICES if (x := of_mix[name]) is not None)
-    halo = 4 * (of_mix["TAPS"] // 2)
-    return -(-size // min(tile.M * (tile.N - halo) for tile in LEARN.fitting(of_mix["HEADS"])))
+    keys = min(tile.N for tile in LEARN.tiles) - sizes.halo(of_mix["TAPS"])
+    return -(-size // (sizes.SPAN * max(1, keys)))
 
 
 def learn(chunk: Chunk, *, atomic: bool, **arguments: Any) -> dict[str, Tensor]:
     """The sums of each program, (programs, ...), by the names of the matrices."""
-    grid = all_heads(chunk, arguments["TAPS"])
-    programs = 1 if atomic else max(math.prod(grid(tile.sizes)) for tile in LEARN.fitting(arguments["HEADS"]))
+    blocks = arguments["CHANNELS"] // LEARN.block
+    grid = all_heads(chunk, arguments["TAPS"], blocks)
+    programs = 1 if atomic else max(prod(grid(tile.sizes)) for tile in LEARN.fitting(arguments)) // blocks
     found = {name: x.new_zeros((programs, *x.shape)) for name in MATRICES if (x := arguments[name]) is not None}
-    # what is not there gets something that can be zeroed all the same
-    sums = {f"d_{name}": found.get(name, arguments["b_in"].new_zeros(1)) for name in MATRICES}
-    LEARN(grid, {**arguments, **sums, "ATOMIC": atomic})
+    LEARN(grid, {**arguments, **{f"d_{name}": found.get(name) for name in MATRICES}, "ATOMIC": atomic})
     return found
 
 
@@ -167,3 +222,15 @@ def differentiate(chunk: Chunk, **arguments: Any) -> None:
         lambda tile: (triton.cdiv(len(chunk.keys), tile["N"]), triton.cdiv(len(chunk.rows), tile["M"]), heads),
         arguments,
     )
+
+
+def tally(chunk: Chunk, grad: Tensor, **where: int) -> Tensor:
+    """(H, .): sums of the gradient (n, H, t, .) of a chunk along diagonals, the least distance first."""
+    heads, lines, distances = grad.shape[1], grad.shape[0] * grad.shape[2], len(chunk.rows) + len(chunk.keys) - 1
+    tile = TALLY.tiles[0]
+    across = triton.cdiv(distances, tile.N)
+    parts = max(1, min(triton.cdiv(sizes.PROGRAMS, across * heads), triton.cdiv(lines, tile.M)))
+    found = grad.new_empty((parts, heads, distances), dtype=torch.float32)
+    share = triton.cdiv(lines, parts)
+    TALLY(lambda tile: (across, heads, parts), {"sums": found, "grad": grad, **where, "lines": lines, "share": share})
+    return found.sum(0, dtype=torch.float64)

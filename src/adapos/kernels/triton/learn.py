@@ -16,7 +16,21 @@ A program is (tile of keys, tile of queries, text of the chunk).
 import triton
 import triton.language as tl
 
-from adapos.kernels.triton.tile import LENGTHS, along_keys, back, biases, hidden, over_pairs, read, seen
+from adapos.kernels.triton.tile import (
+    LENGTHS,
+    along_keys,
+    biases,
+    hidden,
+    keys,
+    matrices,
+    near,
+    over_keys,
+    places,
+    read,
+    seen,
+    times,
+    watching,
+)
 
 
 @triton.jit
@@ -27,6 +41,15 @@ def keep(sums, found, place, ATOMIC: tl.constexpr):
         tl.store(sums + place, found)
 
 
+@triton.jit
+def nothing(TAPS: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A sum for each tap."""
+    found = ()
+    for _ in tl.static_range(TAPS):
+        found = found + (tl.zeros([M, ROWS, COLUMNS], tl.float32),)
+    return found
+
+
 @triton.jit(do_not_specialize=LENGTHS)
 def learn(
     scores, d_logits, d_w_score, d_w_bias, d_w_out, d_b_in, table, q_pos, k_pos, q_doc, k_doc, ramp_q, ramp_k, w_score,
@@ -34,51 +57,75 @@ def learn(
     HEADS: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     DOCS: tl.constexpr, TABLE: tl.constexpr, IDS: tl.constexpr, RAMP: tl.constexpr, SCORED: tl.constexpr,
     BIASED: tl.constexpr, ATOMIC: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     reach: tl.constexpr = TAPS // 2
-    halo: tl.constexpr = 2 * reach
-    local = tl.program_id(2)
-    b = (text + local).to(tl.int64)
-    rows, h = begin + tl.program_id(1) * M + tl.arange(0, M), tl.arange(0, HEADS)
-    inner = tl.arange(0, N)
-    j = first + tl.program_id(0) * (N - 2 * halo) - halo + inner
-    i = start + rows
-    found = seen(b, rows, i, j, q_doc, k_doc, T, S, window, CAUSAL, WINDOW, DOCS)
-    if tl.max(found.to(tl.int32)) == 0:
-        return
-    place = (local * H + h).to(tl.int64)[:, None, None] * (end - begin) * pitch * 16
-    place = place + (rows - begin)[None, :, None] * pitch * 16 + (j - first)[None, None, :]
-    there = (h < H)[:, None, None] & (rows < end)[None, :, None]
-    flat = tl.reshape(found, [1, M * N])
-    own = tl.reshape(found & ((inner >= halo) & (inner < N - halo) & (j < last))[None, :], [1, M * N])
-    score = read(scores, place, there, j, first, last, 0, HEADS, M, N)
-    bias = biases(
-        b, h, rows, i, j, found, table, q_pos, k_pos, ramp_q, ramp_k, T, S, R, zero, H, HEADS, M, N, TABLE, IDS, RAMP
+    blocks: tl.constexpr = CHANNELS // BLOCK
+    local, block = tl.program_id(2) // blocks, tl.program_id(2) % blocks
+    b, h, at = (text + local).to(tl.int64), tl.arange(0, HEADS), block * BLOCK + tl.arange(0, BLOCK)
+    j, owned = keys(first, last, 2 * reach, N)
+    low = begin + tl.program_id(1) * SPAN
+    low, high = watching(
+        low, tl.minimum(low + SPAN, end), b, j, q_doc, k_doc, T, S, start, window, CAUSAL, WINDOW, DOCS, SPAN, M
     )
-    bias = tl.reshape(bias, [HEADS, M * N])
+    held = local.to(tl.int64) * H * (end - begin) * pitch * 16
+    scores += held
+    d_logits += held
+    first_layer = block * BLOCK * HEADS
+    of_score, of_bias, by_score, by_bias = (), (), (), ()
+    if SCORED:
+        of_score = matrices(w_score + first_layer, BLOCK, HEADS, HEADS, 1, 1, 0, TAPS, CHANNELS * HEADS, PRECISION)
+        by_score = nothing(TAPS, M, BLOCK, HEADS)
+    if BIASED:
+        of_bias = matrices(w_bias + first_layer, BLOCK, HEADS, HEADS, 1, 1, 0, TAPS, CHANNELS * HEADS, PRECISION)
+        by_bias = nothing(TAPS, M, BLOCK, HEADS)
+    of_unit = matrices(w_out + block * BLOCK, BLOCK, HEADS, 1, CHANNELS, 1, 0, TAPS, CHANNELS * HEADS, PRECISION)
+    by_unit = nothing(TAPS, M, HEADS, BLOCK)
+    by_ones = tl.zeros([BLOCK, M * N], tl.float32)
+    for row in range(low, high, M):
+        rows = row + tl.arange(0, M)
+        i = start + rows
+        place, there = places(h, rows, j, begin, end, first, pitch, H)
+        found = seen(b, rows, i, j, q_doc, k_doc, T, S, window, CAUSAL, WINDOW, DOCS) & (rows < end)[:, None]
+        flat = tl.reshape(found, [1, M * N])
+        own = tl.reshape(found & owned[None, :], [1, M * N])
+        score = near(read(scores, place, there, j, first, last, 0, HEADS, M, N), PRECISION)
+        bias = biases(
+            b, h, rows, i, j, found, table, q_pos, k_pos, ramp_q, ramp_k, T, S, R, zero, H, HEADS, M, N, TABLE, IDS,
+            RAMP,
+        )  # fmt: skip
+        bias = near(tl.reshape(bias, [HEADS, M * N]), PRECISION)
+        before = hidden(
+            score, bias, of_score, of_bias, b_in + block * BLOCK, 0, BLOCK, TAPS, M, N, SCORED, BIASED, PRECISION
+        )
+        unit = near(tl.where(own, tl.where(before > 0, before, before * slope), 0.0), PRECISION)
+        d_unit = tl.zeros([BLOCK, M * N], tl.float32)
+        sums = ()
+        for tap in tl.static_range(TAPS):
+            d_logit = near(read(d_logits, place, there, j, first, last, reach - tap, HEADS, M, N), PRECISION)
+            d_unit = times(of_unit[tap], d_logit, d_unit, PRECISION)
+            sums = sums + (over_keys(d_logit, unit, by_unit[tap], HEADS, BLOCK, M, N, PRECISION),)
+        by_unit = sums
+        d_unit = tl.where(flat, tl.where(before > 0, d_unit, d_unit * slope), 0.0)
+        by_ones += tl.where(own, d_unit, 0.0)
+        d_unit = near(d_unit, PRECISION)
+        sums, more = (), ()
+        for tap in tl.static_range(TAPS):
+            moved = tl.where(own, along_keys(d_unit, reach - tap, BLOCK, M, N), 0.0)
+            if SCORED:
+                sums = sums + (over_keys(moved, score, by_score[tap], BLOCK, HEADS, M, N, PRECISION),)
+            if BIASED:
+                more = more + (over_keys(moved, bias, by_bias[tap], BLOCK, HEADS, M, N, PRECISION),)
+        by_score, by_bias = sums, more
     program = tl.zeros([], tl.int64)
     if not ATOMIC:
         program += (local * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
-    for channel in range(0, CHANNELS, BLOCK):
-        at = channel + tl.arange(0, BLOCK)
-        before = hidden(
-            score, bias, w_score, w_bias, b_in, at, h, CHANNELS, BLOCK, HEADS, TAPS, M, N, SCORED, BIASED, PRECISION
-        )
-        d_unit = back(
-            d_logits, place, there, j, first, last, w_out, at, h, CHANNELS, BLOCK, HEADS, TAPS, M, N, PRECISION
-        )
-        d_unit = tl.where(flat, tl.where(before > 0, d_unit, d_unit * slope), 0.0)
-        unit = tl.where(own, tl.where(before > 0, before, before * slope), 0.0)
-        keep(d_b_in, tl.sum(tl.where(own, d_unit, 0.0), 1), program * CHANNELS + at, ATOMIC)
-        for tap in tl.static_range(TAPS):
-            d_logit = read(d_logits, place, there, j, first, last, reach - tap, HEADS, M, N)
-            spot = ((program * TAPS + tap) * HEADS + h)[:, None] * CHANNELS + at[None, :]
-            keep(d_w_out, over_pairs(d_logit, unit, HEADS, BLOCK, M, N, PRECISION), spot, ATOMIC)
-        for tap in tl.static_range(TAPS):
-            moved = tl.where(own, along_keys(d_unit, reach - tap, BLOCK, M, N), 0.0)
-            spot = ((program * TAPS + tap) * CHANNELS + at)[:, None] * HEADS + h[None, :]
-            if SCORED:
-                keep(d_w_score, over_pairs(moved, score, BLOCK, HEADS, M, N, PRECISION), spot, ATOMIC)
-            if BIASED:
-                keep(d_w_bias, over_pairs(moved, bias, BLOCK, HEADS, M, N, PRECISION), spot, ATOMIC)
+    keep(d_b_in, tl.sum(by_ones, 1), program * CHANNELS + at, ATOMIC)
+    for tap in tl.static_range(TAPS):
+        spot = ((program * TAPS + tap) * HEADS + h)[:, None] * CHANNELS + at[None, :]
+        keep(d_w_out, tl.sum(by_unit[tap], 0), spot, ATOMIC)
+        spot = ((program * TAPS + tap) * CHANNELS + at)[:, None] * HEADS + h[None, :]
+        if SCORED:
+            keep(d_w_score, tl.sum(by_score[tap], 0), spot, ATOMIC)
+        if BIASED:
+            keep(d_w_bias, tl.sum(by_bias[tap], 0), spot, ATOMIC)

@@ -28,22 +28,19 @@ ATOMIC = os.environ.get("ADAPOS_TRITON_ATOMIC") == "1"
 class Buffers:
     """Memory for (texts, heads, queries, keys) of one chunk after the other."""
 
-    def __init__(self, problem: Problem, chunks: Sequence[Chunk], *, skewed: bool = False) -> None:
+    def __init__(self, problem: Problem, chunks: Sequence[Chunk]) -> None:
         self.device, self.heads = problem.q.device, problem.heads
-        # zeros before each row, as many as there are rows, so that diagonals can be read as columns
-        self.before = sizes.whole(max(len(chunk.rows) for chunk in chunks)) if skewed else 0
-        self.pitch = self.before + sizes.whole(max(len(chunk.keys) for chunk in chunks))
+        self.pitch = sizes.whole(max(len(chunk.keys) for chunk in chunks))
         self.rows = self.heads * max(len(chunk.texts) * len(chunk.rows) for chunk in chunks)
         self.held: dict[str, Tensor] = {}
 
     def of(self, name: str, chunk: Chunk, dtype: torch.dtype = torch.float32) -> Tensor:
         """(n, H, t, .), the same from chunk to chunk."""
         if name not in self.held:
-            size = self.rows * self.pitch + self.before
-            self.held[name] = torch.zeros(size, dtype=dtype, device=self.device)
+            self.held[name] = torch.empty(self.rows * self.pitch, dtype=dtype, device=self.device)
         shape = (len(chunk.texts), self.heads, len(chunk.rows))
         rows = self.held[name][: shape[0] * shape[1] * shape[2] * self.pitch]
-        return rows.view(*shape, self.pitch)[..., self.before :]
+        return rows.view(*shape, self.pitch)
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -95,10 +92,10 @@ def backward(problem: Problem, grad: Tensor, out: Tensor, ends: Tensor) -> dict[
     shares = torch.where(sums == 0, 0.0, 1 / sums)
     of_pairs, of_values, of_mix = problem.of_pairs(), problem.of_values(), problem.of_mix()
     chunks = problem.chunks(max(problem.heads, summed(of_mix)) if problem.mixed else problem.heads)
-    buffers = Buffers(problem, chunks, skewed=problem.table is not None and problem.k_pos is None)
+    buffers = Buffers(problem, chunks)
     d_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     d_k, d_v = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
-    total = Sums(problem)
+    total, atomic = Sums(problem), ATOMIC and not torch.are_deterministic_algorithms_enabled()
     for chunk in chunks:
         where = of_chunk(chunk, buffers.pitch)
         kept = problem.mixed or problem.biased
@@ -115,14 +112,14 @@ def backward(problem: Problem, grad: Tensor, out: Tensor, ends: Tensor) -> dict[
             d_biases = buffers.of("d_biases", chunk) if problem.biased else None
             of_tiles = {"scores": scores, "d_logits": logits, **of_pairs, **of_mix, **where}
             unmix(chunk, d_scores=d_scores, d_biases=d_biases, **of_tiles)
-            total.of_matrices(learn(chunk, atomic=ATOMIC, **of_tiles))
+            total.of_matrices(learn(chunk, atomic=atomic, **of_tiles))
         texts, rows, keys = (slice(part.start, part.stop) for part in (chunk.texts, chunk.rows, chunk.keys))
         seen, moved = (_of_groups(x, k)[..., : len(chunk.keys)] for x in (weights, d_scores))
         d_q[texts, :, rows] = (moved @ k[texts, :, keys]).view(d_q[texts, :, rows].shape)
         d_k[texts, :, keys] += moved.mT @ _of_groups(q[texts, :, rows], k)
         d_v[texts, :, keys] += seen.mT @ _of_groups(grad[texts, :, rows], k)
         if problem.biased and d_biases is not None:
-            total.of_biases(d_biases, chunk)
+            total.of_biases(d_biases, chunk, where)
     return {"q": d_q, "k": d_k.to(k.dtype), "v": d_v.to(v.dtype), **total.found}
 
 

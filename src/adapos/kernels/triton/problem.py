@@ -94,17 +94,17 @@ class Problem:
         return {"v": self.v, **strides(v=self.v), "E": width, "VALUES": sizes.up(width), "MIXED": self.mixed}
 
     def of_mix(self) -> dict[str, Any]:
-        """Its matrices padded to whole tiles; nothing where there is none."""
+        """Its matrices padded to whole tiles, row by row in memory; nothing where there is none."""
         if self.w_out is None or self.b_in is None:
             return {}
         taps, heads, channels = self.w_out.shape
         all_heads, all_channels = sizes.up(heads), sizes.whole(channels)
         more_heads, more = all_heads - heads, all_channels - channels
         return {
-            "w_score": None if self.w_score is None else F.pad(self.w_score, (0, more_heads, 0, more)),
-            "w_bias": None if self.w_bias is None else F.pad(self.w_bias, (0, more_heads, 0, more)),
+            "w_score": None if self.w_score is None else F.pad(self.w_score, (0, more_heads, 0, more)).contiguous(),
+            "w_bias": None if self.w_bias is None else F.pad(self.w_bias, (0, more_heads, 0, more)).contiguous(),
             "b_in": F.pad(self.b_in, (0, more)),
-            "w_out": F.pad(self.w_out, (0, more, 0, more_heads)),
+            "w_out": F.pad(self.w_out, (0, more, 0, more_heads)).contiguous(),
             "slope": SLOPE,
             "HEADS": all_heads,
             "CHANNELS": all_channels,
@@ -121,8 +121,16 @@ def precision(q: Tensor) -> str:
         return "interpreted"
     if torch.version.hip is not None and "gfx942" not in torch.cuda.get_device_properties(q.device).gcnArchName:
         return "ieee"
-    exact = torch.get_float32_matmul_precision() == "highest" and q.dtype == torch.float32
-    return "ieee" if exact else "tf32"
+    return "ieee" if q.dtype == torch.float32 and not tf32() else "tf32"
+
+
+def tf32() -> bool:
+    """Whether torch may multiply float32 in TF32."""
+    matmul = torch.backends.cuda.matmul
+    # the older name raises once torch was told by the newer
+    if hasattr(matmul, "fp32_precision"):
+        return matmul.fp32_precision == "tf32"
+    return matmul.allow_tf32
 
 
 def of_chunk(chunk: Chunk, pitch: int) -> dict[str, int]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# of a chunk, all heads: 64 MiB of float32. A device's second cache holds much of it, and it is work enough for the time
-# of a launch not to matter
-LOGITS = 2**24
+# of a chunk, all heads: 128 MiB of float32, work enough for the time of its launches not to matter
+LOGITS = 2**25
 ROWS = 64  # a chunk has a multiple of these queries, or of LEAST where texts are very long
 LEAST = 16
 STEP = 16  # rows of memory begin at multiples of these numbers; heads and channels are padded to as many
+SPAN = 64  # queries that a program of all heads goes through, with what it holds of keys and matrices
 FEW = 16  # queries, for which tiles are tried apart from others
+MANY = 2**18  # pairs of a text in a chunk, for which they are too
 PART = 512  # keys of a part at least
+FURTHEST = 2**30  # numbers of a text in a chunk at most, whose places are told in 32 bits
 DEEPEST = 65_535  # programs along the last axis of a grid, at most
 PROGRAMS = 256  # that a device runs at once, more or less
 
@@ -35,10 +37,11 @@ def chunks(
     rows = LOGITS // (numbers * keys) if numbers else batch * queries
     texts = min(max(1, rows // queries), DEEPEST // heads)
     rows = queries if rows >= queries else max(rows // ROWS * ROWS or rows // LEAST * LEAST, LEAST)
+    rows = max(1, min(rows, FURTHEST // (heads * keys)))
     found = []
     for text in range(0, batch, texts):
-        for begin in reversed(range(0, queries, rows)):
-            end = min(begin + rows, queries)
+        for end in range(queries, 0, -rows):
+            begin = max(0, end - rows)
             first, last = 0, keys
             if causal:
                 last = min(last, start + end)
@@ -52,6 +55,16 @@ def parts(chunk: Chunk, heads: int) -> int:
     """Into how many parts the keys are cut where queries are few, for a device to have enough to do."""
     programs = len(chunk.texts) * heads * -(-len(chunk.rows) // ROWS)
     return max(1, min(PROGRAMS // programs, len(chunk.keys) // PART))
+
+
+def amount(queries: int, keys: int) -> int:
+    """Few queries, some pairs or many: lengths in so far as they matter for tiles."""
+    return 0 if queries <= FEW else 1 if queries * keys < MANY else 2
+
+
+def halo(taps: int) -> int:
+    """Keys of a tile that are there for the taps of two layers alone."""
+    return 4 * (taps // 2)
 
 
 def whole(count: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from adapos.kernels.triton.launch import tally
 from adapos.kernels.triton.problem import Problem
 from adapos.kernels.triton.sizes import Chunk
 
@@ -29,30 +30,24 @@ class Sums:
             total = self.found[name]
             total += each.sum(0, dtype=torch.float64)[tuple(slice(size) for size in total.shape)]
 
-    def of_biases(self, grad: Tensor, chunk: Chunk) -> None:
+    def of_biases(self, grad: Tensor, chunk: Chunk, where: Mapping[str, int]) -> None:
         """Add the gradient (n, H, t, .) of the biases of a chunk, its keys first, then what does not count."""
         keys, rows, texts = len(chunk.keys), slice(chunk.rows.start, chunk.rows.stop), chunk.texts
         if "ramp_q" in self.found:
             each = slice(texts.start, texts.stop)
-            self.found["ramp_q"][each, :, rows] = grad[..., :keys].sum(-1, dtype=torch.float64)
+            self.found["ramp_q"][each, :, rows] = grad[..., :keys].sum(-1)
             of_keys = self.found["ramp_k"][each, :, chunk.keys.start : chunk.keys.stop]
-            of_keys += grad[..., :keys].sum(2, dtype=torch.float64)
+            of_keys += grad[..., :keys].sum(2)
         if "table" in self.found:
             if self.problem.k_pos is None:
-                self._by_diagonals(grad, chunk)
+                self._by_diagonals(grad, chunk, where)
             else:
                 self._by_ids(grad[..., :keys], chunk)
 
-    def _by_diagonals(self, grad: Tensor, chunk: Chunk) -> None:
-        """Rows have zeros before them, so that rows of one number more, begun a row's length before, are diagonals."""
-        table, zero, keys, rows = self.found["table"], self.problem.zero, len(chunk.keys), len(chunk.rows)
-        grad[..., keys:].zero_()
-        *outer, pitch, _ = grad.stride()
-        lines = grad.as_strided(
-            (*grad.shape[:3], keys + rows - 1), (*outer, pitch + 1, 1), grad.storage_offset() - (rows - 1)
-        )
+    def _by_diagonals(self, grad: Tensor, chunk: Chunk, where: Mapping[str, int]) -> None:
+        table, zero = self.found["table"], self.problem.zero
         # rising distance, from that of the first query and the last key on
-        line = lines.sum((0, 2), dtype=torch.float64).flip(1)  # (H, keys + rows - 1)
+        line = tally(chunk, grad, H=self.problem.heads, **where)  # (H, keys + rows - 1)
         least = self.problem.start + chunk.rows.start - (chunk.keys.stop - 1) + zero
         # distances that the table knows; others have its first or its last column
         length, columns = line.shape[1], table.shape[1]

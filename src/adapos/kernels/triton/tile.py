@@ -24,10 +24,48 @@ UNALIGNED = ["top", "sums", "delta", "shares"]
 @triton.jit
 def times(x, y, total, PRECISION: tl.constexpr):
     """The product of two matrices, or of many, added to the total."""
-    if PRECISION == "interpreted":
+    if PRECISION == "interpreted" or PRECISION == "interpreted tf32":
         # it knows no products of bfloat16
         return tl.dot(x.to(tl.float32), y.to(tl.float32), total)
     return tl.dot(x, y, total, input_precision=PRECISION)
+
+
+@triton.jit
+def near(x, PRECISION: tl.constexpr):
+    """Float32 as the nearest number of TF32, where products are of such: hardware would cut, always towards zero."""
+    if PRECISION == "tf32" or PRECISION == "interpreted tf32":
+        return ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
+def keys(first, last, HALO: tl.constexpr, N: tl.constexpr):
+    """The keys of a program's tile, and which of them are its own: the outermost are there for taps alone."""
+    inner = tl.arange(0, N)
+    j = first + tl.program_id(0) * (N - 2 * HALO) - HALO + inner
+    return j, (inner >= HALO) & (inner < N - HALO) & (j < last)
+
+
+@triton.jit
+def places(h, rows, j, begin, end, first, pitch, H: tl.constexpr):
+    """(HEADS, M, N): where a chunk holds the pairs of a tile of one text, in 32 bits, for there are many of them.
+    And (HEADS, M, 1): whether it has such queries and heads."""
+    line = h[:, None, None] * (end - begin) + (rows - begin)[None, :, None]
+    there = (h < H)[:, None, None] & (rows < end)[None, :, None]
+    return line * (pitch * 16) + (j - first)[None, None, :], there
+
+
+@triton.jit
+def watching(
+    low, high, b, j, q_doc, k_doc, T, S, start, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DOCS: tl.constexpr,
+    SPAN: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """Of queries from low up to high, SPAN at most: from which on and up to which they see a key, in tiles of M."""
+    rows = low + tl.arange(0, SPAN)
+    found = seen(b, rows, start + rows, j, q_doc, k_doc, T, S, window, CAUSAL, WINDOW, DOCS) & (rows < high)[:, None]
+    sees = tl.max(found.to(tl.int32), 1) > 0
+    begin, end = tl.min(tl.where(sees, rows, high)), tl.max(tl.where(sees, rows + 1, low))
+    return low + (begin - low) // M * M, tl.maximum(end, low + (begin - low) // M * M)
 
 
 @triton.jit
@@ -78,23 +116,55 @@ def biases(
 
 
 @triton.jit
-def scores(
-    q, k, b, h, rows, j, q_batch, q_head, q_token, k_batch, k_head, k_token, T, S, scale, H: tl.constexpr,
-    REPEATS: tl.constexpr, D: tl.constexpr, DEPTH: tl.constexpr, HEADS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    PRECISION: tl.constexpr,
+def of_queries(q, part, b, h, rows, q_batch, q_head, q_token, T, H: tl.constexpr, D: tl.constexpr, DEPTH: tl.constexpr):
+    """(HEADS, M, DEPTH): a part of the numbers of the queries."""
+    d = part * DEPTH + tl.arange(0, DEPTH)
+    at = q + b * q_batch + h.to(tl.int64)[:, None, None] * q_head + rows.to(tl.int64)[None, :, None] * q_token
+    there = (h < H)[:, None, None] & (rows < T)[None, :, None] & (d < D)[None, None, :]
+    return tl.load(at + d[None, None, :], mask=there, other=0.0)
+
+
+@triton.jit
+def of_keys(
+    k, part, b, h, j, k_batch, k_head, k_token, S, H: tl.constexpr, REPEATS: tl.constexpr, D: tl.constexpr,
+    DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """(HEADS, M, N): scale q.k, DEPTH numbers of a head at a time; REPEATS heads share a head of keys."""
+    """(HEADS, DEPTH, N): a part of the numbers of the keys; REPEATS heads share a head of them."""
+    d = part * DEPTH + tl.arange(0, DEPTH)
+    at = k + b * k_batch + (h // REPEATS).to(tl.int64)[:, None, None] * k_head + j.to(tl.int64)[None, None, :] * k_token
+    there = (h < H)[:, None, None] & ((j >= 0) & (j < S))[None, None, :] & (d < D)[None, :, None]
+    return tl.load(at + d[None, :, None], mask=there, other=0.0)
+
+
+@triton.jit
+def all_of_keys(
+    k, b, h, j, k_batch, k_head, k_token, S, H: tl.constexpr, REPEATS: tl.constexpr, D: tl.constexpr,
+    DEPTH: tl.constexpr,
+):  # fmt: skip
+    """All parts; read before a loop, they stay in shared memory."""
+    found = ()
+    for part in tl.static_range((D + DEPTH - 1) // DEPTH):
+        found = found + (of_keys(k, part, b, h, j, k_batch, k_head, k_token, S, H, REPEATS, D, DEPTH),)
+    return found
+
+
+@triton.jit
+def scores(
+    q, k, held, b, h, rows, j, q_batch, q_head, q_token, k_batch, k_head, k_token, T, S, scale, H: tl.constexpr,
+    REPEATS: tl.constexpr, D: tl.constexpr, DEPTH: tl.constexpr, HELD: tl.constexpr, HEADS: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(HEADS, M, N): scale q.k, DEPTH numbers of a head at a time; where keys are HELD, they were read before."""
     total = tl.zeros([HEADS, M, N], tl.float32)
-    of_q = q + b * q_batch + h.to(tl.int64)[:, None, None] * q_head + rows.to(tl.int64)[None, :, None] * q_token
-    of_k = k + b * k_batch + (h // REPEATS).to(tl.int64)[:, None, None] * k_head
-    of_k += j.to(tl.int64)[None, None, :] * k_token
-    there_q = (h < H)[:, None, None] & (rows < T)[None, :, None]
-    there_k = (h < H)[:, None, None] & ((j >= 0) & (j < S))[None, None, :]
-    for begin in range(0, D, DEPTH):
-        d = begin + tl.arange(0, DEPTH)
-        x = tl.load(of_q + d[None, None, :], mask=there_q & (d < D)[None, None, :], other=0.0)
-        y = tl.load(of_k + d[None, :, None], mask=there_k & (d < D)[None, :, None], other=0.0)
-        total = times(x, y, total, PRECISION)
+    if HELD:
+        for part in tl.static_range((D + DEPTH - 1) // DEPTH):
+            x = of_queries(q, part, b, h, rows, q_batch, q_head, q_token, T, H, D, DEPTH)
+            total = times(x, held[part], total, PRECISION)
+    else:
+        for part in range((D + DEPTH - 1) // DEPTH):
+            x = of_queries(q, part, b, h, rows, q_batch, q_head, q_token, T, H, D, DEPTH)
+            y = of_keys(k, part, b, h, j, k_batch, k_head, k_token, S, H, REPEATS, D, DEPTH)
+            total = times(x, y, total, PRECISION)
     return total * scale
 
 
@@ -109,33 +179,44 @@ def along_keys(x, by: tl.constexpr, CHANNELS: tl.constexpr, M: tl.constexpr, N: 
 
 
 @triton.jit
+def matrices(
+    weights, ROWS: tl.constexpr, COLUMNS: tl.constexpr, down: tl.constexpr, across: tl.constexpr, BLOCKS: tl.constexpr,
+    further: tl.constexpr, TAPS: tl.constexpr, apart: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(ROWS, COLUMNS) for each block of channels and each tap; read before a loop, they stay in shared memory."""
+    found = ()
+    at = tl.arange(0, ROWS)[:, None] * down + tl.arange(0, COLUMNS)[None, :] * across
+    for block in tl.static_range(BLOCKS):
+        for tap in tl.static_range(TAPS):
+            found = found + (near(tl.load(weights + block * further + tap * apart + at), PRECISION),)
+    return found
+
+
+@triton.jit
 def hidden(
-    score, bias, w_score, w_bias, b_in, at, h, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr,
-    TAPS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, SCORED: tl.constexpr, BIASED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    score, bias, of_score, of_bias, b_in, block, BLOCK: tl.constexpr, TAPS: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr, SCORED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """(BLOCK, M * N): what the first layer makes of the scores and biases of all heads, before its rectifier."""
-    total = tl.zeros([BLOCK, M * N], tl.float32) + tl.load(b_in + at)[:, None]
+    total = tl.zeros([BLOCK, M * N], tl.float32) + tl.load(b_in + block * BLOCK + tl.arange(0, BLOCK))[:, None]
     for tap in tl.static_range(TAPS):
-        place = (tap * CHANNELS + at)[:, None] * HEADS + h[None, :]
         part = tl.zeros([BLOCK, M * N], tl.float32)
         if SCORED:
-            part = times(tl.load(w_score + place), score, part, PRECISION)
+            part = times(of_score[block * TAPS + tap], score, part, PRECISION)
         if BIASED:
-            part = times(tl.load(w_bias + place), bias, part, PRECISION)
+            part = times(of_bias[block * TAPS + tap], bias, part, PRECISION)
         total += along_keys(part, tap - TAPS // 2, BLOCK, M, N)
     return total
 
 
 @triton.jit
-def over_pairs(
-    x, y, ROWS: tl.constexpr, COLUMNS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr
+def over_keys(
+    x, y, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """(ROWS, COLUMNS): x (ROWS, M * N) times the transpose of y (COLUMNS, M * N), query by query, for no warp to hold a
-    product of all pairs."""
+    """(M, ROWS, COLUMNS): by query x (ROWS, M * N) times the transpose of y (COLUMNS, M * N), added to the total."""
     x = tl.permute(tl.reshape(x, [ROWS, M, N]), (1, 0, 2))
     y = tl.permute(tl.reshape(y, [COLUMNS, M, N]), (1, 2, 0))
-    return tl.sum(times(x, y, tl.zeros([M, ROWS, COLUMNS], tl.float32), PRECISION), 0)
+    return times(x, y, total, PRECISION)
 
 
 @triton.jit
@@ -143,17 +224,3 @@ def read(chunk, place, there, j, first, last, by: tl.constexpr, HEADS: tl.conste
     """(HEADS, M * N): what a chunk holds of the keys `by` further on, zero past its ends."""
     inside = (j + by >= first) & (j + by < last)
     return tl.reshape(tl.load(chunk + place + by, mask=there & inside[None, None, :], other=0.0), [HEADS, M * N])
-
-
-@triton.jit
-def back(
-    d_logits, place, there, j, first, last, w_out, at, h, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
-    HEADS: tl.constexpr, TAPS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """(BLOCK, M * N): what the loss says of the hidden layer behind its rectifier."""
-    total = tl.zeros([BLOCK, M * N], tl.float32)
-    for tap in tl.static_range(TAPS):
-        d_logit = read(d_logits, place, there, j, first, last, TAPS // 2 - tap, HEADS, M, N)
-        weight = tl.load(w_out + (tap * HEADS + h)[None, :] * CHANNELS + at[:, None])
-        total = times(weight, d_logit, total, PRECISION)
-    return total

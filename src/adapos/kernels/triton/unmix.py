@@ -14,7 +14,20 @@ A program is (tile of keys, tile of queries, text of the chunk).
 import triton
 import triton.language as tl
 
-from adapos.kernels.triton.tile import LENGTHS, along_keys, back, biases, hidden, read, seen, times
+from adapos.kernels.triton.tile import (
+    LENGTHS,
+    along_keys,
+    biases,
+    hidden,
+    keys,
+    matrices,
+    near,
+    places,
+    read,
+    seen,
+    times,
+    watching,
+)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -24,54 +37,70 @@ def unmix(
     HEADS: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     DOCS: tl.constexpr, TABLE: tl.constexpr, IDS: tl.constexpr, RAMP: tl.constexpr, SCORED: tl.constexpr,
     BIASED: tl.constexpr, ADDED: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    halo: tl.constexpr = 2 * (TAPS // 2)
-    local = tl.program_id(2)
-    b = (text + local).to(tl.int64)
-    rows, h = begin + tl.program_id(1) * M + tl.arange(0, M), tl.arange(0, HEADS)
-    inner = tl.arange(0, N)
-    j = first + tl.program_id(0) * (N - 2 * halo) - halo + inner
-    i = start + rows
-    place = (local * H + h).to(tl.int64)[:, None, None] * (end - begin) * pitch * 16
-    place = place + (rows - begin)[None, :, None] * pitch * 16 + (j - first)[None, None, :]
-    there = (h < H)[:, None, None] & (rows < end)[None, :, None]
-    mine = there & ((inner >= halo) & (inner < N - halo) & (j < last))[None, None, :]
-    found = seen(b, rows, i, j, q_doc, k_doc, T, S, window, CAUSAL, WINDOW, DOCS)
+    reach: tl.constexpr = TAPS // 2
+    blocks: tl.constexpr = CHANNELS // BLOCK
     kind = d_scores.dtype.element_ty
-    if tl.max(found.to(tl.int32)) == 0:
-        tl.store(d_scores + place, tl.zeros([HEADS, M, N], kind), mask=mine)
-        if BIASED:
-            tl.store(d_biases + place, tl.zeros([HEADS, M, N], tl.float32), mask=mine)
-        return
-    flat = tl.reshape(found, [1, M * N])
-    score = read(scores, place, there, j, first, last, 0, HEADS, M, N)
-    bias = biases(
-        b, h, rows, i, j, found, table, q_pos, k_pos, ramp_q, ramp_k, T, S, R, zero, H, HEADS, M, N, TABLE, IDS, RAMP
-    )
-    bias = tl.reshape(bias, [HEADS, M * N])
-    d_score = tl.zeros([HEADS, M * N], tl.float32)
-    d_bias = tl.zeros([HEADS, M * N], tl.float32)
-    for channel in range(0, CHANNELS, BLOCK):
-        at = channel + tl.arange(0, BLOCK)
-        before = hidden(
-            score, bias, w_score, w_bias, b_in, at, h, CHANNELS, BLOCK, HEADS, TAPS, M, N, SCORED, BIASED, PRECISION
-        )
-        d_unit = back(
-            d_logits, place, there, j, first, last, w_out, at, h, CHANNELS, BLOCK, HEADS, TAPS, M, N, PRECISION
-        )
-        d_unit = tl.where(flat, tl.where(before > 0, d_unit, d_unit * slope), 0.0)
-        for tap in tl.static_range(TAPS):
-            moved = along_keys(d_unit, TAPS // 2 - tap, BLOCK, M, N)
-            weights = (tap * CHANNELS + at)[None, :] * HEADS + h[:, None]
-            if SCORED:
-                d_score = times(tl.load(w_score + weights), moved, d_score, PRECISION)
-            if BIASED:
-                d_bias = times(tl.load(w_bias + weights), moved, d_bias, PRECISION)
-    d_logit = read(d_logits, place, there, j, first, last, 0, HEADS, M, N)
-    d_score = tl.where(flat, d_score + d_logit, 0.0) * scale
-    tl.store(d_scores + place, tl.reshape(d_score, [HEADS, M, N]).to(kind), mask=mine)
+    local = tl.program_id(2)
+    b, h = (text + local).to(tl.int64), tl.arange(0, HEADS)
+    j, owned = keys(first, last, 2 * reach, N)
+    skipped = local.to(tl.int64) * H * (end - begin) * pitch * 16
+    scores += skipped
+    d_logits += skipped
+    d_scores += skipped
     if BIASED:
-        if ADDED:
-            d_bias += d_logit
-        tl.store(d_biases + place, tl.reshape(tl.where(flat, d_bias, 0.0), [HEADS, M, N]), mask=mine)
+        d_biases += skipped
+    low = begin + tl.program_id(1) * SPAN
+    high = tl.minimum(low + SPAN, end)
+    low_seen, high_seen = watching(low, high, b, j, q_doc, k_doc, T, S, start, window, CAUSAL, WINDOW, DOCS, SPAN, M)
+    for row in range(low, high, M):
+        if (row < low_seen) | (row >= high_seen):
+            place, there = places(h, row + tl.arange(0, M), j, begin, end, first, pitch, H)
+            mine = there & owned[None, None, :]
+            tl.store(d_scores + place, tl.zeros([HEADS, M, N], kind), mask=mine)
+            if BIASED:
+                tl.store(d_biases + place, tl.zeros([HEADS, M, N], tl.float32), mask=mine)
+    of_score, of_bias, to_score, to_bias = (), (), (), ()
+    if SCORED:
+        of_score = matrices(w_score, BLOCK, HEADS, HEADS, 1, blocks, BLOCK * HEADS, TAPS, CHANNELS * HEADS, PRECISION)
+        to_score = matrices(w_score, HEADS, BLOCK, 1, HEADS, blocks, BLOCK * HEADS, TAPS, CHANNELS * HEADS, PRECISION)
+    if BIASED:
+        of_bias = matrices(w_bias, BLOCK, HEADS, HEADS, 1, blocks, BLOCK * HEADS, TAPS, CHANNELS * HEADS, PRECISION)
+        to_bias = matrices(w_bias, HEADS, BLOCK, 1, HEADS, blocks, BLOCK * HEADS, TAPS, CHANNELS * HEADS, PRECISION)
+    of_unit = matrices(w_out, BLOCK, HEADS, 1, CHANNELS, blocks, BLOCK, TAPS, CHANNELS * HEADS, PRECISION)
+    for row in range(low_seen, high_seen, M):
+        rows = row + tl.arange(0, M)
+        i = start + rows
+        place, there = places(h, rows, j, begin, end, first, pitch, H)
+        mine = there & owned[None, None, :]
+        found = seen(b, rows, i, j, q_doc, k_doc, T, S, window, CAUSAL, WINDOW, DOCS)
+        flat = tl.reshape(found, [1, M * N])
+        score = near(read(scores, place, there, j, first, last, 0, HEADS, M, N), PRECISION)
+        bias = biases(
+            b, h, rows, i, j, found, table, q_pos, k_pos, ramp_q, ramp_k, T, S, R, zero, H, HEADS, M, N, TABLE, IDS,
+            RAMP,
+        )  # fmt: skip
+        bias = near(tl.reshape(bias, [HEADS, M * N]), PRECISION)
+        d_score = tl.zeros([HEADS, M * N], tl.float32)
+        d_bias = tl.zeros([HEADS, M * N], tl.float32)
+        for block in tl.static_range(blocks):
+            before = hidden(score, bias, of_score, of_bias, b_in, block, BLOCK, TAPS, M, N, SCORED, BIASED, PRECISION)
+            d_unit = tl.zeros([BLOCK, M * N], tl.float32)
+            for tap in tl.static_range(TAPS):
+                d_logit = read(d_logits, place, there, j, first, last, reach - tap, HEADS, M, N)
+                d_unit = times(of_unit[block * TAPS + tap], near(d_logit, PRECISION), d_unit, PRECISION)
+            d_unit = near(tl.where(flat, tl.where(before > 0, d_unit, d_unit * slope), 0.0), PRECISION)
+            for tap in tl.static_range(TAPS):
+                moved = along_keys(d_unit, reach - tap, BLOCK, M, N)
+                if SCORED:
+                    d_score = times(to_score[block * TAPS + tap], moved, d_score, PRECISION)
+                if BIASED:
+                    d_bias = times(to_bias[block * TAPS + tap], moved, d_bias, PRECISION)
+        d_logit = read(d_logits, place, there, j, first, last, 0, HEADS, M, N)
+        d_score = tl.where(flat, d_score + d_logit, 0.0) * scale
+        tl.store(d_scores + place, tl.reshape(d_score, [HEADS, M, N]).to(kind), mask=mine)
+        if BIASED:
+            if ADDED:
+                d_bias += d_logit
+            tl.store(d_biases + place, tl.reshape(tl.where(flat, d_bias, 0.0), [HEADS, M, N]), mask=mine)

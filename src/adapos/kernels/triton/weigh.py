@@ -16,7 +16,21 @@ A program is (tile of keys, tile of queries, text of the chunk). b_out is missin
 import triton
 import triton.language as tl
 
-from adapos.kernels.triton.tile import LENGTHS, along_keys, biases, hidden, scores, seen, times
+from adapos.kernels.triton.tile import (
+    LENGTHS,
+    all_of_keys,
+    along_keys,
+    biases,
+    hidden,
+    keys,
+    matrices,
+    near,
+    places,
+    scores,
+    seen,
+    times,
+    watching,
+)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -27,53 +41,70 @@ def weigh(
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DOCS: tl.constexpr,
     TABLE: tl.constexpr, IDS: tl.constexpr, RAMP: tl.constexpr, SCORED: tl.constexpr, BIASED: tl.constexpr,
     ADDED: tl.constexpr, KEPT: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr, SPAN: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    halo: tl.constexpr = 2 * (TAPS // 2)
     local = tl.program_id(2)
-    b = (text + local).to(tl.int64)
-    rows, h = begin + tl.program_id(1) * M + tl.arange(0, M), tl.arange(0, HEADS)
-    inner = tl.arange(0, N)
-    j = first + tl.program_id(0) * (N - 2 * halo) - halo + inner
-    i = start + rows
-    written = (inner >= halo) & (inner < N - halo) & (j < last)
-    place = (local * H + h).to(tl.int64)[:, None, None] * (end - begin) * pitch * 16
-    place = place + (rows - begin)[None, :, None] * pitch * 16 + (j - first)[None, None, :]
-    there = (h < H)[:, None, None] & (rows < end)[None, :, None] & written[None, None, :]
-    found = seen(b, rows, i, j, q_doc, k_doc, T, S, window, CAUSAL, WINDOW, DOCS)
-    if tl.max(found.to(tl.int32)) == 0:
-        tl.store(logits + place, tl.full([HEADS, M, N], float("-inf"), tl.float32), mask=there)
-        if KEPT:
-            tl.store(kept + place, tl.zeros([HEADS, M, N], tl.float32), mask=there)
-        return
-    score = scores(
-        q, k, b, h, rows, j, q_batch, q_head, q_token, k_batch, k_head, k_token, T, S, scale, H, REPEATS, D, DEPTH,
-        HEADS, M, N, PRECISION,
-    )  # fmt: skip
-    score = tl.where(found[None], score, 0.0)
+    b, h = (text + local).to(tl.int64), tl.arange(0, HEADS)
+    j, owned = keys(first, last, 2 * (TAPS // 2), N)
+    before = local.to(tl.int64) * H * (end - begin) * pitch * 16
+    logits += before
     if KEPT:
-        tl.store(kept + place, score, mask=there)
-    score = tl.reshape(score, [HEADS, M * N])
-    bias = biases(
-        b, h, rows, i, j, found, table, q_pos, k_pos, ramp_q, ramp_k, T, S, R, zero, H, HEADS, M, N, TABLE, IDS, RAMP
-    )
-    bias = tl.reshape(bias, [HEADS, M * N])
-    flat = tl.reshape(found, [1, M * N])
-    logit = score
-    if ADDED:
-        logit += bias
-    for channel in range(0, CHANNELS, BLOCK):
-        at = channel + tl.arange(0, BLOCK)
-        unit = hidden(
-            score, bias, w_score, w_bias, b_in, at, h, CHANNELS, BLOCK, HEADS, TAPS, M, N, SCORED, BIASED, PRECISION
-        )
-        unit = tl.where(unit > 0, unit, unit * slope)
-        if TAPS > 1:
-            # again, or decoding differs from one pass
-            unit = tl.where(flat, unit, 0.0)
-        for tap in tl.static_range(TAPS):
-            weight = tl.load(w_out + (tap * HEADS + h)[:, None] * CHANNELS + at[None, :])
-            part = times(weight, unit, tl.zeros([HEADS, M * N], tl.float32), PRECISION)
-            logit += along_keys(part, tap - TAPS // 2, HEADS, M, N)
-    logit = tl.where(flat, logit, float("-inf"))
-    tl.store(logits + place, tl.reshape(logit, [HEADS, M, N]), mask=there)
+        kept += before
+    low = begin + tl.program_id(1) * SPAN
+    high = tl.minimum(low + SPAN, end)
+    low_seen, high_seen = watching(low, high, b, j, q_doc, k_doc, T, S, start, window, CAUSAL, WINDOW, DOCS, SPAN, M)
+    for row in range(low, high, M):
+        if (row < low_seen) | (row >= high_seen):
+            place, there = places(h, row + tl.arange(0, M), j, begin, end, first, pitch, H)
+            there = there & owned[None, None, :]
+            tl.store(logits + place, tl.full([HEADS, M, N], float("-inf"), tl.float32), mask=there)
+            if KEPT:
+                tl.store(kept + place, tl.zeros([HEADS, M, N], tl.float32), mask=there)
+    # all numbers of the keys, where they are not too many
+    HELD: tl.constexpr = HEADS * N * D <= 2**14
+    held = ()
+    if HELD:
+        held = all_of_keys(k, b, h, j, k_batch, k_head, k_token, S, H, REPEATS, D, DEPTH)
+    blocks: tl.constexpr = CHANNELS // BLOCK
+    of_score, of_bias = (), ()
+    if SCORED:
+        of_score = matrices(w_score, BLOCK, HEADS, HEADS, 1, blocks, BLOCK * HEADS, TAPS, CHANNELS * HEADS, PRECISION)
+    if BIASED:
+        of_bias = matrices(w_bias, BLOCK, HEADS, HEADS, 1, blocks, BLOCK * HEADS, TAPS, CHANNELS * HEADS, PRECISION)
+    of_unit = matrices(w_out, HEADS, BLOCK, CHANNELS, 1, blocks, BLOCK, TAPS, CHANNELS * HEADS, PRECISION)
+    for row in range(low_seen, high_seen, M):
+        rows = row + tl.arange(0, M)
+        i = start + rows
+        place, there = places(h, rows, j, begin, end, first, pitch, H)
+        there = there & owned[None, None, :]
+        found = seen(b, rows, i, j, q_doc, k_doc, T, S, window, CAUSAL, WINDOW, DOCS)
+        score = scores(
+            q, k, held, b, h, rows, j, q_batch, q_head, q_token, k_batch, k_head, k_token, T, S, scale, H, REPEATS, D,
+            DEPTH, HELD, HEADS, M, N, PRECISION,
+        )  # fmt: skip
+        score = tl.where(found[None], score, 0.0)
+        if KEPT:
+            tl.store(kept + place, score, mask=there)
+        score = tl.reshape(score, [HEADS, M * N])
+        bias = biases(
+            b, h, rows, i, j, found, table, q_pos, k_pos, ramp_q, ramp_k, T, S, R, zero, H, HEADS, M, N, TABLE, IDS,
+            RAMP,
+        )  # fmt: skip
+        bias = tl.reshape(bias, [HEADS, M * N])
+        flat = tl.reshape(found, [1, M * N])
+        logit = score
+        if ADDED:
+            logit += bias
+        score, bias = near(score, PRECISION), near(bias, PRECISION)
+        for block in tl.static_range(blocks):
+            unit = hidden(score, bias, of_score, of_bias, b_in, block, BLOCK, TAPS, M, N, SCORED, BIASED, PRECISION)
+            unit = tl.where(unit > 0, unit, unit * slope)
+            if TAPS > 1:
+                # again, or decoding differs from one pass
+                unit = tl.where(flat, unit, 0.0)
+            unit = near(unit, PRECISION)
+            for tap in tl.static_range(TAPS):
+                part = times(of_unit[block * TAPS + tap], unit, tl.zeros([HEADS, M * N], tl.float32), PRECISION)
+                logit += along_keys(part, tap - TAPS // 2, HEADS, M, N)
+        logit = tl.where(flat, logit, float("-inf"))
+        tl.store(logits + place, tl.reshape(logit, [HEADS, M, N]), mask=there)
