@@ -5,17 +5,20 @@ TRITON_INTERPRET=1 must be set before Python starts; `make test` runs some of th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
+from torch.nn import functional as F
 
 from adapos import Layout, Pairs, attend, kernels
 from adapos.kernels import triton
 from adapos.model import Cache, Decoder
-from adapos.pairs import DistanceTable, Ramp
+from adapos.pairs import SLOPE, DistanceTable, HeadMix, Ramp
 from cases import LAYOUTS, SHAPE, VOCABULARY, Attention, Draw, apart, text
 from judge import EDGE, KNOWN, SOME, Judge, attentions, made, operands
 
@@ -89,6 +92,83 @@ def test_any_call_equals_the_reference(a: Attention) -> None:
 @pytest.mark.parametrize("pairs", ["table and ramp", "mix 3 residual"])
 def test_halves_err_no_more_than_the_reference_does(pairs: str, dtype: torch.dtype) -> None:
     assert wrong(pairs, ["dense", "documents"], dtype) == {}
+
+
+def mixed(heads: int, channels: int, kernel: int, dtype: torch.dtype = torch.float32) -> Attention:
+    """A table and a mix of so many channels."""
+    a = Attention.make("table", "dense", batch=1, length=40, heads=heads, groups=2, dtype=dtype)
+    draw = Draw(5, dtype)
+    mix = HeadMix(
+        draw(channels, 2 * heads, kernel), draw(channels), draw(heads, channels, kernel), draw(heads), form="residual"
+    )
+    return replace(a, pairs=replace(a.pairs, mix=mix))
+
+
+@pytest.mark.parametrize(("heads", "channels", "kernel"), [(16, 16, 3), (32, 16, 1), (16, 48, 1), (12, 16, 5)])
+def test_matrices_that_fill_whole_tiles_are_right_too(heads: int, channels: int, kernel: int) -> None:
+    judge = Judge.of(mixed(heads, channels, kernel))
+    assert judge.edge > EDGE
+    assert judge.beyond(judge.a.run("triton")) == {}
+
+
+def in_halves(a: Attention) -> torch.Tensor:
+    """Attention as it is usually written, every number in the dtype of the texts."""
+    (known,), mix, repeats = a.pairs.bias, a.pairs.mix, a.q.shape[1] // a.k.shape[1]
+    assert isinstance(known, DistanceTable)
+    assert isinstance(mix, HeadMix)
+    k, v = (x.repeat_interleave(repeats, 1) for x in (a.k, a.v))
+    apart = torch.arange(a.q.shape[2])[:, None] - torch.arange(k.shape[2])
+    score = a.q @ k.mT * a.q.shape[3] ** -0.5
+    bias = known.table[:, (apart + known.zero).clamp(0, known.table.shape[1] - 1)][None]
+    both = torch.cat([score, bias.expand_as(score)], 1)
+    hidden = torch.einsum("wc,bcts->bwts", mix.w_in[..., 0], both) + mix.b_in[:, None, None]
+    more = torch.einsum("hw,bwts->bhts", mix.w_out[..., 0], F.leaky_relu(hidden, SLOPE)) + mix.b_out[:, None, None]
+    return (score + bias + more).masked_fill(apart < 0, -torch.inf).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_mix_in_tf32_errs_less_than_one_in_halves(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adapos.kernels.triton.problem.precision", lambda q: "interpreted tf32")
+    a = mixed(12, 32, 1, dtype)
+    truth = a.to(torch.float64).run("reference")
+    found, usual = a.run("triton"), a.differentiated(in_halves(a))
+
+    def error(x: torch.Tensor, true: torch.Tensor) -> float:
+        return float((x.double() - true).square().mean().sqrt())
+
+    # the last is the bias behind the mix, which no softmax sees
+    for x, plain, true in list(zip(found, usual, truth, strict=True))[:-1]:
+        assert error(x, true) <= 1.1 * error(plain, true)
+
+
+@pytest.mark.parametrize("pairs", ["nothing", "table and ramp", "mix 1 residual"])
+def test_tiles_are_tried_once_for_all_lengths(pairs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Triton's tuner, with a clock that likes the last of them best."""
+    from adapos.kernels.triton import launch
+
+    tune, tried, clock = launch.triton.autotune, [], iter(range(1000, 0, -1))
+
+    def timed(run: Callable[[], object], **_: object) -> list[int]:
+        run()
+        run()
+        return [next(clock)] * 3
+
+    def tuner(configs: list[Any], key: list[str], **settings: Any) -> Any:
+        tried.append(len(configs))
+        return tune(configs, key, do_bench=timed, **settings)
+
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    monkeypatch.setattr(launch, "lanes", lambda: 32)
+    monkeypatch.setattr(launch, "CHOSEN", {})
+    monkeypatch.setattr(launch.triton, "autotune", tuner)
+    counts = []
+    for length in (21, 21, 34):
+        judge = made(pairs, "dense", (2, length, 4, 2, 8, 5))
+        assert judge.beyond(judge.a.run("triton")) == {}
+        counts.append(len(tried))
+    assert counts[0] == counts[-1]
+    assert max(tried) > 1
+    assert {len(config.kwargs) > 1 for config in launch.CHOSEN.values()} == {True}
 
 
 @pytest.mark.parametrize("pairs", ["table", "mix 1 residual", "mix 3 of ramp"])

@@ -1,0 +1,67 @@
+"""The Triton kernels as compiled for GPUs, executed instruction by instruction, against the reference in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from adapos.kernels import triton
+from judge import made
+
+pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.skipif(triton.INTERPRETED, reason="what is interpreted is not compiled"),
+    pytest.mark.slow,
+    pytest.mark.usefixtures("one_thread", "poisoned"),
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
+]
+
+
+@pytest.fixture
+def tiles(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Launches are emulated; which tile of a kernel is taken, the first unless it is told."""
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend
+    from triton.compiler import ASTSource, compile, make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    from adapos.kernels.triton import launch, problem
+    from ptx import Machine
+
+    target = GPUTarget("cuda", 80, 32)
+    backend, chosen = make_backend(target), dict[str, int]()
+
+    def start(self: Any, grid: Any, arguments: dict[str, Any]) -> None:
+        run = self.run
+        taken = {name: x for name, x in arguments.items() if name in self.names}
+        choices = self.configurations(taken)
+        tile = choices[min(chosen.get(run.__name__, 0), len(choices) - 1)]
+        given = {**taken, **tile.kwargs, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        bound, special, _ = create_function_from_signature(run.signature, run.params, backend)(**given)
+        options, signature, constants, aligned = run._pack_args(backend, given, bound, special, None)
+        built = compile(ASTSource(run, signature, constants, aligned), target, options.__dict__)
+        named = [(name, bound[name]) for name, kind in signature.items() if kind != "constexpr"]
+        Machine().launch(built.asm["ptx"], built.metadata.shared, grid(tile.kwargs), named)
+
+    monkeypatch.setattr(CUDABackend, "make_cubin", lambda *_: b"")  # no device runs it, and assembling is slow
+    monkeypatch.setattr(launch.Kernel, "__call__", start)
+    assert not problem.INTERPRETED
+    monkeypatch.setattr(triton, "INTERPRETED", True)  # for tensors of a CPU not to be refused
+    return chosen
+
+
+@pytest.mark.parametrize("pairs", ["nothing", "table and ramp", "mix 1 residual", "mix 3 of ramp"])
+def test_compiled_kernels_equal_the_reference(pairs: str, tiles: dict[str, int]) -> None:
+    for layout in ("dense", "documents", "one query"):
+        judge = made(pairs, layout, (2, 21, 4, 2, 8, 5))
+        assert judge.beyond(judge.a.run("triton")) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_err_no_more_than_the_reference_does(dtype: torch.dtype, tiles: dict[str, int]) -> None:
+    judge = made("table and ramp", "dense", (2, 37, 4, 2, 16, 8), dtype)
+    for number in range(4):
+        tiles.update(gather=number, differentiate=number)
+        assert judge.beyond(judge.a.run("triton")) == {}
