@@ -246,3 +246,8 @@ def test_the_machine_is_described_and_has_peaks(monkeypatch: pytest.MonkeyPatch)
         assert found.threads == 1
         assert found.flops_per_second > 0
         assert found.bytes_per_second > 0
+
+
+def test_plain_attention_on_a_gpu_says_which_kernel_runs_it() -> None:
+    q = torch.randn(1, 4, 16, 8)
+    assert work.kernel(q, q[:, :2], q[:, :2], causal=True) in ("flash", "math", "efficient", "cudnn")

@@ -6,8 +6,9 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ class Machine:
     adapos: str
     flops_per_second: float  # of a product of matrices in the dtype of the run, or in float32
     bytes_per_second: float  # read and written by a copy
+    gpu: dict[str, str] = field(default_factory=dict)  # its capability and memory, and the versions that run it
 
 
 def measured(dtype: torch.dtype, device: str) -> Machine:
@@ -42,7 +44,18 @@ def measured(dtype: torch.dtype, device: str) -> Machine:
         adapos=version("adapos"),
         flops_per_second=peak(dtype, device),
         bytes_per_second=bandwidth(device),
+        gpu=gpu(device) if torch.device(device).type == "cuda" else {},
     )
+
+
+def gpu(device: str) -> dict[str, str]:
+    about = torch.cuda.get_device_properties(device)
+    return {
+        "capability": f"{about.major}.{about.minor}",
+        "memory": f"{about.total_memory / 2**30:.0f} GiB",
+        "cuda": str(torch.version.cuda or torch.version.hip),
+        "triton": version("triton") if find_spec("triton") else "none",
+    }
 
 
 def processor(device: str) -> str:
@@ -66,15 +79,16 @@ def peak(dtype: torch.dtype, device: str) -> float:
 
 
 def _peak(dtype: torch.dtype, device: str) -> float:
-    side, found = min(512, SIDE), 0.0
+    largest = 4 * SIDE if torch.device(device).type == "cuda" else SIDE  # a GPU is not filled by less
+    side, found = min(512, largest), 0.0
     while True:
         a, b = torch.randn(2, side, side, device=device).to(dtype)
         out = torch.empty_like(a)
         took = best(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), device)  # type: ignore[misc]
         found = max(found, 2 * side**3 / took)
-        if side >= SIDE or took > PATIENCE:
+        if side >= largest or took > PATIENCE:
             return found
-        side = min(2 * side, SIDE)
+        side = min(2 * side, largest)
 
 
 def bandwidth(device: str) -> float:

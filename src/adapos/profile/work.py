@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
 
 from adapos.encoding import Keys, PositionalEncoding, Tokens
 from adapos.kernels import Call, attend, choose, ranked
@@ -72,7 +73,14 @@ def plain(plan: Plan, what: str, length: int) -> Work:
     layout = Layout.dense(1, q.shape[2], cached=length - q.shape[2])
     flops = cost.plain(plan.batch, plan.heads, plan.head_width, layout).total(training=training)
     once = differentiated(attended, (q, k, v)) if training else unrecorded(attended)
-    return Work(once, "torch", {}, flops, cost.cached(k, v) if decoding else None)
+    backend = f"torch {kernel(q, k, v, causal=not decoding)}" if q.is_cuda else "torch"
+    return Work(once, backend, {}, flops, cost.cached(k, v) if decoding else None)
+
+
+def kernel(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> str:
+    """Which of torch's kernels runs plain attention: flash, efficient, cudnn or math."""
+    chosen = torch._fused_sdp_choice(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+    return SDPBackend(chosen).name.lower().removesuffix("_attention")
 
 
 @dataclass(frozen=True, eq=False)
