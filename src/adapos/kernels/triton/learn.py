@@ -10,7 +10,7 @@ this one. Every pair is owned by one tile:
 The sums cancel heavily: what programs write is added afterwards in double precision and in one order, or all are added
 in place, in an order that is not the same from run to run (ATOMIC).
 
-A program is (tile of keys, tile of queries, text of the chunk).
+A program is (tile of keys, SPAN queries, M at a time, BLOCK channels of a text of the chunk).
 """  # noqa: E501
 
 import triton

@@ -3,7 +3,7 @@
 forward     weigh -> logits    gather -> out, and of each row its greatest logit and its sum of exp(logit - greatest)
 backward    weigh -> logits    differentiate -> p, dlogit    unmix -> dS, dB    learn -> sums for the matrices
 
-What is linear then, dq = dS k, dk = dS' q, dv = p' dout and the sums of dB for tables and ramps, torch does. Where
+What is linear then, dq = dS k, dk = dS' q, dv = p' dout and sums of dB for ramps, torch does; `tally` for tables. Where
 nothing mixes heads there are neither `weigh` nor `unmix` and `learn`.
 """
 

@@ -8,7 +8,7 @@ As in `weigh` the outermost 2r keys of a tile on either side are there for taps 
 
     |<- 2r ->|<------ N - 4r keys that are written ------>|<- 2r ->|       BLOCK channels of the hidden layer at a time
 
-A program is (tile of keys, tile of queries, text of the chunk).
+A program is (tile of keys, SPAN queries, M at a time, text of the chunk).
 """
 
 import triton

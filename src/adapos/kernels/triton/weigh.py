@@ -10,7 +10,7 @@ for each of two layers and on either side:
 
     |<- 2r ->|<------ N - 4r keys that are written ------>|<- 2r ->|         all N: S, B; but r: hidden
 
-A program is (tile of keys, tile of queries, text of the chunk). b_out is missing, for no softmax sees a constant.
+A program is (tile of keys, SPAN queries, M at a time, text of the chunk). No b_out: no softmax sees a constant.
 """
 
 import triton
