@@ -264,6 +264,25 @@ def test_a_decoder_learns_and_decodes_with_them(spec: str, monkeypatch: pytest.M
     assert apart(torch.cat(steps, 1), found[0]) < 1e-5
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("pairs", ["table", "mix 3 residual"])
+@pytest.mark.parametrize("queries", [1, 2, 5])
+def test_queries_far_past_all_keys_see_nothing(queries: int, pairs: str) -> None:
+    a = Attention.make(pairs, "dense", batch=1, length=3, dtype=torch.float32)
+    q = torch.randn(1, 4, queries, 8, requires_grad=True)
+    a = replace(a, q=q, layout=Layout.dense(1, queries, cached=19, window=4).first(3))
+    assert not any(x.any() for x in a.run("triton"))
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_mix_must_fit_on_the_chip(fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = mixed(12, 128, 3).call
+    monkeypatch.setattr(triton, "room", lambda device: 166_912 if fits else 101_376)
+    answer = triton.Triton().refuses(call)
+    expected = "the matrices of its mix need 131,072 bytes of shared memory, and this GPU has 101,376 for a program; "
+    assert answer == (None if fits else expected + "a smaller width or kernel fits")
+
+
 def test_gradients_of_gradients_are_refused() -> None:
     a = Attention.make("table", "dense", length=5, dtype=torch.float32)
     out = attend(a.q, a.k, a.v, a.layout, a.pairs, backend="triton")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from adapos.kernels.call import OPAQUE, Call
 from adapos.kernels.terms import placed
+from adapos.kernels.triton import sizes
 from adapos.pairs import DistanceTable, HeadMix, Ramp
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")  # as Triton reads it
@@ -22,6 +23,7 @@ OLDEST = (8, 0)
 WIDEST = 256  # numbers of a head, and of its values
 HEADS = 32
 TAPS = 7
+BESIDE = 2**13  # bytes of shared memory beside the matrices of a mix, at least
 
 
 class Triton:
@@ -49,6 +51,11 @@ class Triton:
             return f"it mixes up to {HEADS} heads, and there are {call.heads}"
         if mix is not None and mix.kernel > TAPS:
             return f"it mixes over up to {TAPS} keys, and these are {mix.kernel}"
+        if mix is not None and (has := room(device)) is not None and (needs := needed(mix)) > has:
+            return (
+                f"the matrices of its mix need {needs:,} bytes of shared memory, and this GPU has {has:,} for a "
+                "program; a smaller width or kernel fits"
+            )
         if call.transformed:
             return OPAQUE
         if call.dropout:
@@ -71,3 +78,16 @@ class Triton:
         places, window = placed(layout)
         numbers = [layout.start, window, int(layout.causal), terms.zero, int(terms.added)]
         return fused(call.q, call.k, call.v, *places, *terms.tensors(), numbers, call.scale).to(call.v.dtype)
+
+
+def needed(mix: HeadMix) -> int:
+    """Bytes of shared memory: five matrices of the backward pass, padded, and what else a tile has there."""
+    heads, channels, taps = mix.w_out.shape
+    return 5 * 4 * sizes.up(heads) * sizes.whole(channels) * taps + BESIDE
+
+
+def room(device: torch.device) -> int | None:
+    """Bytes of shared memory that a program may have; None where matrices need none, as on AMD's, or nobody tells."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", None)

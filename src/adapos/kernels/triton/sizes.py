@@ -13,6 +13,7 @@ SPAN = 64  # queries that a program of all heads goes through, with what it hold
 FEW = 16  # queries, for which tiles are tried apart from others
 MANY = 2**18  # pairs of a text in a chunk, for which they are too
 PART = 512  # keys of a part at least
+KEPT = 2**14  # numbers of keys, all heads, that a program of all heads keeps while it goes through queries
 FURTHEST = 2**30  # numbers of a text in a chunk at most, whose places are told in 32 bits
 DEEPEST = 65_535  # programs along the last axis of a grid, at most
 PROGRAMS = 256  # that a device runs at once, more or less
@@ -47,6 +48,8 @@ def chunks(
                 last = min(last, start + end)
             if window:
                 first, last = max(first, start + begin - window + 1), min(last, start + end - 1 + window)
+            first = min(first, keys - 1)  # queries that lie past all keys see nothing of one, too
+            last = max(last, first + 1)
             found.append(Chunk(range(text, min(text + texts, batch)), range(begin, end), range(first, last)))
     return found
 
