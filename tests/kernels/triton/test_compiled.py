@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,28 @@ pytestmark = [
 MODEL = ("kernel", "dtype", "heads", "width", "channels", "taps", "terms")
 
 
-@pytest.fixture(scope="module")
-def resources() -> Iterator[Any]:
-    """tools/resources.py"""
-    place = Path(__file__).parents[3] / "tools" / "resources.py"
-    spec = importlib.util.spec_from_file_location("resources", place)
+@contextmanager
+def tool(name: str) -> Iterator[Any]:
+    """A module of tools/."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[3] / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    sys.modules["resources"] = module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
-    del sys.modules["resources"]
+    del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def resources() -> Iterator[Any]:
+    with tool("resources") as module:
+        yield module
+
+
+@pytest.fixture(scope="module")
+def arithmetic() -> Iterator[Any]:
+    with tool("arithmetic") as module:
+        yield module
 
 
 def checked(case: Any, resources: Any, written: dict[Any, Any]) -> dict[str, str]:
@@ -92,6 +104,27 @@ def test_every_model_has_tiles_that_fit_smaller_devices(resources: Any) -> None:
             found.setdefault(tuple(getattr(case, name) for name in MODEL), []).append(needs.shared)
     assert found
     assert {model: shared for model, shared in found.items() if min(shared) > 99 * 1024} == {}
+
+
+def test_the_page_of_their_design_reckons_with_their_tiles(arithmetic: Any) -> None:
+    page = arithmetic.PAGE.read_text(encoding="utf-8")
+    assert arithmetic.written(page) == page
+
+
+def test_a_page_without_marks_is_refused(arithmetic: Any) -> None:
+    with pytest.raises(ValueError, match="must hold the marks <!-- fits --> and <!-- /fits --> once; add them"):
+        arithmetic.written("# The GPU kernels")
+
+
+def test_shared_memory_is_what_is_reckoned(arithmetic: Any, resources: Any) -> None:
+    found = {}
+    for case, needs in resources.read().items():
+        if (case.kernel, case.target, case.dtype, case.terms) == ("weigh", "sm_80", "bf16", "table"):
+            model = arithmetic.Model(case.heads, case.width, case.channels, case.taps)
+            (tile,) = (x for x in arithmetic.launch.WEIGH.tiles if (x.size, x.threads) == (case.tile, case.threads))
+            found[case] = (arithmetic.shared(model, tile), needs.shared)
+    assert len(found) > 20
+    assert {case: pair for case, pair in found.items() if pair[0] != pair[1]} == {}
 
 
 @pytest.mark.parametrize("heads", [2, 3])

@@ -180,9 +180,9 @@ KERNELS = {
 def all_heads(chunk: Chunk, taps: int, blocks: int = 1) -> Grid:
     """Tiles whose outermost keys are there for taps alone, `sizes.SPAN` queries one after another."""
     return lambda tile: (
-        triton.cdiv(len(chunk.keys), tile["N"] - sizes.halo(taps)),
+        triton.cdiv(len(chunk.keys), tile["N"] - sizes.halo(taps)) * blocks,
         triton.cdiv(len(chunk.rows), sizes.SPAN),
-        len(chunk.texts) * blocks,
+        len(chunk.texts),
     )
 
 

@@ -10,7 +10,7 @@ this one. Every pair is owned by one tile:
 The sums cancel heavily: what programs write is added afterwards in double precision and in one order, or all are added
 in place, in an order that is not the same from run to run (ATOMIC).
 
-A program is (tile of keys, SPAN queries, M at a time, BLOCK channels of a text of the chunk).
+A program is (BLOCK channels of a tile of keys, SPAN queries, M at a time, text of the chunk).
 """  # noqa: E501
 
 import triton
@@ -61,9 +61,10 @@ def learn(
 ):  # fmt: skip
     reach: tl.constexpr = TAPS // 2
     blocks: tl.constexpr = CHANNELS // BLOCK
-    local, block = tl.program_id(2) // blocks, tl.program_id(2) % blocks
+    # blocks of one tile follow one another: what the first reads of the chunk is in a cache for the next
+    tile, block, local = tl.program_id(0) // blocks, tl.program_id(0) % blocks, tl.program_id(2)
     b, h, at = (text + local).to(tl.int64), tl.arange(0, HEADS), block * BLOCK + tl.arange(0, BLOCK)
-    j, owned = keys(first, last, 2 * reach, N)
+    j, owned = keys(tile, first, last, 2 * reach, N)
     low = begin + tl.program_id(1) * SPAN
     low, high = watching(
         low, tl.minimum(low + SPAN, end), b, j, q_doc, k_doc, T, S, start, window, CAUSAL, WINDOW, DOCS, SPAN, M
@@ -119,7 +120,7 @@ def learn(
         by_score, by_bias = sums, more
     program = tl.zeros([], tl.int64)
     if not ATOMIC:
-        program += (local * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
+        program += (local * tl.num_programs(1) + tl.program_id(1)) * (tl.num_programs(0) // blocks) + tile
     keep(d_b_in, tl.sum(by_ones, 1), program * CHANNELS + at, ATOMIC)
     for tap in tl.static_range(TAPS):
         spot = ((program * TAPS + tap) * HEADS + h)[:, None] * CHANNELS + at[None, :]

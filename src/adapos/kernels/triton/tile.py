@@ -39,10 +39,10 @@ def near(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def keys(first, last, HALO: tl.constexpr, N: tl.constexpr):
-    """The keys of a program's tile, and which of them are its own: the outermost are there for taps alone."""
+def keys(tile, first, last, HALO: tl.constexpr, N: tl.constexpr):
+    """The keys of a tile, and which of them are its own: the outermost are there for taps alone."""
     inner = tl.arange(0, N)
-    j = first + tl.program_id(0) * (N - 2 * HALO) - HALO + inner
+    j = first + tile * (N - 2 * HALO) - HALO + inner
     return j, (inner >= HALO) & (inner < N - HALO) & (j < last)
 
 

@@ -44,7 +44,7 @@ def unmix(
     kind = d_scores.dtype.element_ty
     local = tl.program_id(2)
     b, h = (text + local).to(tl.int64), tl.arange(0, HEADS)
-    j, owned = keys(first, last, 2 * reach, N)
+    j, owned = keys(tl.program_id(0), first, last, 2 * reach, N)
     skipped = local.to(tl.int64) * H * (end - begin) * pitch * 16
     scores += skipped
     d_logits += skipped

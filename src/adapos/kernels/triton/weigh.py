@@ -16,6 +16,7 @@ A program is (tile of keys, SPAN queries, M at a time, text of the chunk). No b_
 import triton
 import triton.language as tl
 
+from adapos.kernels.triton import sizes
 from adapos.kernels.triton.tile import (
     LENGTHS,
     all_of_keys,
@@ -32,6 +33,8 @@ from adapos.kernels.triton.tile import (
     watching,
 )
 
+KEPT_KEYS = tl.constexpr(sizes.KEPT)
+
 
 @triton.jit(do_not_specialize=LENGTHS)
 def weigh(
@@ -45,7 +48,7 @@ def weigh(
 ):  # fmt: skip
     local = tl.program_id(2)
     b, h = (text + local).to(tl.int64), tl.arange(0, HEADS)
-    j, owned = keys(first, last, 2 * (TAPS // 2), N)
+    j, owned = keys(tl.program_id(0), first, last, 2 * (TAPS // 2), N)
     before = local.to(tl.int64) * H * (end - begin) * pitch * 16
     logits += before
     if KEPT:
@@ -61,7 +64,7 @@ def weigh(
             if KEPT:
                 tl.store(kept + place, tl.zeros([HEADS, M, N], tl.float32), mask=there)
     # all numbers of the keys, where they are not too many
-    HELD: tl.constexpr = HEADS * N * D <= 2**14
+    HELD: tl.constexpr = HEADS * N * D <= KEPT_KEYS
     held = ()
     if HELD:
         held = all_of_keys(k, b, h, j, k_batch, k_head, k_token, S, H, REPEATS, D, DEPTH)
