@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -317,7 +318,10 @@ def test_a_sketch_that_must_be_real_has_a_limit() -> None:
         (["rope", "--kv-heads", "5"], "heads (12) must be a multiple of kv_heads (5)"),
         (["rope", "--heads", "0"], "heads (0) must be a whole number of at least 1"),
         (["rope", "--head-width", "63"], "rope: head_width (63) must be even"),
-        (["rope", "--device", "nowhere"], "device 'nowhere' is not available on this machine; try 'cpu'"),
+        (["rope", "--device", "nowhere"], "device 'nowhere' is not available on this machine; try 'cpu', or 'cuda'"),
+        (["rope", "--device", "cudaa"], "no device is called 'cudaa'; did you mean 'cuda'?"),
+        (["rope", "--device", "gpu"], "no device is called 'gpu'; did you mean 'cuda'?"),
+        (["rope", "--device", "cuda:x"], "device 'cuda:x' must end in the number of a GPU, as 'cuda:0' does"),
         (["fox", "--bidirectional"], "'fox' is for causal attention only: gates are cumulated"),
         (["learned", "--length", "5000"], "'learned' takes ids below 2048, and length 5000 goes past them"),
         (["learned(longest=1000000000000000)"], "'learned(longest=1000000000000000)' cannot be built: RuntimeError"),
@@ -325,6 +329,50 @@ def test_a_sketch_that_must_be_real_has_a_limit() -> None:
 )
 def test_kernels_says_in_a_line_what_is_wrong(arguments: list[str], sentence: str) -> None:
     assert refused("kernels", *arguments).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("device", "built", "count", "said", "sentence"),
+    [
+        (
+            "cuda",
+            None,
+            0,
+            "",
+            r"'cuda' is a GPU, and this torch \(.*\) is built for CPUs alone; install .* or try 'cpu'",
+        ),
+        ("cuda", "12.8", 0, "No driver.\nMore", r"and torch sees none on this machine \(No driver\); try 'cpu'"),
+        ("cuda:7", "12.8", 1, "invalid", "'cuda:7' is not on this machine, of which torch sees cuda:0; choose"),
+        (
+            "cuda:7",
+            "12.8",
+            4,
+            "invalid",
+            "'cuda:7' is not on this machine, of which torch sees cuda:0 to cuda:3; choose",
+        ),
+        ("cuda", "12.8", 1, "no kernel image", r"'cuda' is there and cannot be used \(no kernel image\); try another"),
+    ],
+)
+def test_a_gpu_that_cannot_be_used_is_refused_in_a_sentence(
+    device: str, built: str | None, count: int, said: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object, **more: object) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(torch, "ones", fail)
+    monkeypatch.setattr(torch.version, "cuda", built)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    for command in (["kernels", "rope"], ["profile"]):
+        assert re.search(sentence, refused(*command, "--device", device))
+
+
+def test_the_page_of_kernels_has_a_row_for_every_backend() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "kernels.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE)
+    assert sorted(named) == sorted(backend.name for backend in BACKENDS)
+    assert f"one of {('four', 'five', 'six')[len(named) - 4]} backends" in text
 
 
 @pytest.mark.parametrize(("option", "value"), [("--dtype", "int8"), ("--length", "9" * 30), ("--batch", "many")])

@@ -18,7 +18,8 @@ from rich.text import Text
 
 from adapos import models, registry, table
 from adapos.bench import commands
-from adapos.console import in_a_sentence, ruled
+from adapos.bench.provenance import commit
+from adapos.console import in_a_sentence, refuse, ruled
 from adapos.contract import Report, check
 from adapos.encoding import PositionalEncoding, Shape
 from adapos.evidence import commands as evidence
@@ -174,7 +175,7 @@ def profile(
     )
     folder = rows.Folder(out)
     with terminal.bar(measure.steps(asked)) as step:
-        results = measure.begun(asked)
+        results = measure.begun(asked, commit())
         with suppress(KeyboardInterrupt):  # what has been measured is shown and saved all the same
             measure.measure(asked, results, step=step, keep=folder.keep)
     if results.rows:
@@ -186,11 +187,13 @@ def profile(
         except ImportError as problem:
             print(f"warning: {problem}", file=sys.stderr)
         print(f"saved in {out}: {', '.join(saved)}")
-    if warning := words.warning(results):
+    for warning in filter(None, (words.failures(results), words.warning(results))):
         print(f"warning: {warning}", file=sys.stderr)
     if not results.finished:
         print("interrupted: the rest was not measured", file=sys.stderr)
         raise typer.Exit(130)
+    if why := words.nothing(results):
+        refuse(why)
 
 
 @app.command("check")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from adapos.model.layer import allowed, begun
 from adapos.registry import label
 
 REAL = 2**29  # bytes of real tensors at most
+GPUS = ("gpu", "hip", "rocm")  # what torch calls cuda
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,35 @@ class Size:
 
 def available(device: str) -> torch.device:
     try:
-        return torch.empty(1, device=device).device
-    except (RuntimeError, AssertionError):
-        raise ValueError(f"device {device!r} is not available on this machine; try 'cpu'") from None
+        return torch.ones(1, device=device).device  # written to: a GPU may be there that this torch has no code for
+    except (RuntimeError, AssertionError) as problem:
+        raise ValueError(unavailable(device, str(problem))) from None
+
+
+def unavailable(device: str, said: str) -> str:
+    """Why a device cannot be used, of which torch said so much."""
+    name, _, index = device.partition(":")
+    if name != "cuda":
+        near = get_close_matches(name.lower(), ("cpu", "cuda"), n=1, cutoff=0.7)  # tpu and xpu are further than that
+        meant = "cuda" if name.lower() in GPUS else "".join(near)
+        if meant:
+            numbered = f":{index}" if meant == "cuda" and index.isdecimal() else ""
+            return f"no device is called {device!r}; did you mean '{meant}{numbered}'?"
+        return f"device {device!r} is not available on this machine; try 'cpu', or 'cuda' where torch sees a GPU"
+    if index and not index.isdecimal():
+        return f"device {device!r} must end in the number of a GPU, as 'cuda:0' does, or be 'cuda'"
+    if torch.version.cuda is None and torch.version.hip is None:
+        return (
+            f"device {device!r} is a GPU, and this torch ({torch.__version__}) is built for CPUs alone; install one "
+            "for CUDA or ROCm, or try 'cpu'"
+        )
+    reason = " ".join(said.partition("\n")[0].split()).rstrip(".")
+    if not torch.cuda.is_available():
+        return f"device {device!r} is a GPU, and torch sees none on this machine ({reason}); try 'cpu'"
+    if int(index or 0) >= (count := torch.cuda.device_count()):
+        there = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+        return f"device {device!r} is not on this machine, of which torch sees {there}; choose one of those"
+    return f"device {device!r} is there and cannot be used ({reason}); try another, or 'cpu'"
 
 
 def sketch(encoding: PositionalEncoding, size: Size) -> Call:

@@ -1,6 +1,10 @@
 """What is timed is what a model runs, side by side with plain attention. No time is asserted."""
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -170,11 +174,19 @@ def test_memory_that_runs_out_gives_a_row_that_says_why(monkeypatch: pytest.Monk
         return replace(found, once=fail) if spec == PLAIN else found
 
     monkeypatch.setattr(work, "attention", attention)
-    plain, row = profiled(PLAN).rows
+    results = profiled(PLAN)
+    plain, row = results.rows
     assert plain.note == "not enough memory"
+    assert results.failures["not enough memory"].endswith("RuntimeError: not enough memory\nsome trace\n")
     # without plain attention there is a time and no ratio
     assert row.milliseconds is not None
     assert (row.ratio, row.ratios, row.noisy) == (None, (), False)
+
+
+def test_a_refusal_is_no_failure() -> None:
+    results = profiled(replace(PLAN, backend="sdpa"))
+    assert "HeadMix reads scores" in results.rows[1].note
+    assert results.failures == {}
 
 
 def test_threads_are_set_while_measuring_and_put_back() -> None:
@@ -227,13 +239,19 @@ def test_memory_that_cannot_be_measured_says_why(monkeypatch: pytest.MonkeyPatch
         memory.extra(PLAN, "forward", PLAIN, 8, ready)
 
 
-def test_memory_that_was_not_measured_leaves_the_times(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [(RuntimeError("no room\nsome trace"), "no room"), (KeyError("a kernel"), "KeyError: 'a kernel'")],
+)
+def test_memory_that_was_not_measured_leaves_the_times(
+    problem: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*given: object) -> int:
-        raise RuntimeError("no room")
+        raise problem
 
     monkeypatch.setattr(measure, "extra", fail)
     for row in profiled(replace(PLAN, memory=True)).rows:
-        assert row.note == "memory was not measured: no room"
+        assert row.note == f"memory was not measured: {said}"
         assert row.milliseconds is not None
 
 
@@ -246,6 +264,130 @@ def test_the_machine_is_described_and_has_peaks(monkeypatch: pytest.MonkeyPatch)
         assert found.threads == 1
         assert found.flops_per_second > 0
         assert found.bytes_per_second > 0
+
+
+def test_the_machine_tells_the_commit_and_the_environment_where_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "SIDE", 64)
+    monkeypatch.setattr(machine, "COPIED", 2**16)
+    for name in machine.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ADAPOS_TRITON_ATOMIC", "1")
+    found = measure.begun(PLAN, "0.1.0+abcdef").machine
+    assert found.adapos == "0.1.0+abcdef"
+    assert found.environment == {"ADAPOS_TRITON_ATOMIC": "1"}
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    again = measure.begun(PLAN).machine
+    assert again.adapos == machine.version("adapos")
+    assert set(again.environment) == {"ADAPOS_TRITON_ATOMIC", "TRITON_INTERPRET"}
+
+
+A100 = {"major": 8, "minor": 0, "total_memory": 80 * 2**30, "multi_processor_count": 108}
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A GPU of which torch tells as little as it may."""
+    card = SimpleNamespace(**A100)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(machine, "driver", lambda: None)
+    monkeypatch.setattr(machine, "triton", lambda: "3.3.0")
+    return card
+
+
+def test_a_gpu_is_described_by_what_torch_tells_of_it(cards: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    least = {
+        "capability": "8.0",
+        "memory": "80 GiB",
+        "multiprocessors": "108",
+        "cuda": "12.8",
+        "triton": "3.3.0",
+        "products of float32": "exact",
+    }
+    assert machine.gpu("cuda") == least
+    cards.L2_cache_size, cards.shared_memory_per_block_optin = 40 * 2**20, 163 * 2**10
+    monkeypatch.setattr(machine, "driver", lambda: "550.54.15")
+    monkeypatch.setattr(machine, "tf32", lambda: True)
+    assert machine.gpu("cuda:0") == least | {
+        "second cache": "40 MiB",
+        "shared memory of a program": "163 KiB",
+        "driver": "550.54.15",
+        "products of float32": "TF32",
+    }
+
+
+def test_a_gpu_of_amd_is_described_by_its_architecture(cards: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", "6.3")
+    monkeypatch.setattr(machine, "driver", lambda: pytest.fail("nvidia-smi knows nothing of it"))
+    cards.gcnArchName = "gfx942:sramecc+"
+    found = machine.gpu("cuda")
+    assert (found["architecture"], found["cuda"]) == ("gfx942:sramecc+", "6.3")
+
+
+@pytest.mark.parametrize(
+    ("answer", "version"),
+    [
+        (subprocess.CompletedProcess([], 0, "550.54.15\n550.54.15\n"), "550.54.15"),
+        (subprocess.CompletedProcess([], 0, ""), None),
+        (FileNotFoundError("nvidia-smi"), None),
+        (subprocess.CalledProcessError(9, "nvidia-smi"), None),
+        (subprocess.TimeoutExpired("nvidia-smi", 30), None),
+    ],
+    ids=lambda answer: type(answer).__name__,
+)
+def test_the_driver_is_told_where_nvidia_smi_tells_it(
+    answer: object, version: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: list[str], **more: object) -> object:
+        assert command[0] == "nvidia-smi"
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(machine.subprocess, "run", run)
+    assert machine.driver() == version
+
+
+def test_the_version_of_triton_is_found_under_whatever_name_it_was_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    assert machine.triton() == machine.version("triton")
+    monkeypatch.setattr(machine, "packages_distributions", lambda: {"triton": ["pytorch-triton-rocm"]})
+    monkeypatch.setattr(machine, "version", {"pytorch-triton-rocm": "3.3"}.__getitem__)
+    assert machine.triton() == "pytorch-triton-rocm 3.3"
+    monkeypatch.setattr(machine, "packages_distributions", dict)
+    assert machine.triton() == "unknown"
+    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    assert machine.triton() == "none"
+
+
+def test_the_tiles_that_the_tuner_chose_are_kept_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    from adapos.kernels.triton import launch
+
+    taken = {"q": torch.zeros(1, dtype=torch.bfloat16), "begin": 0, "end": 64, "first": 0, "last": 64}
+    kind = launch.WEIGH.kind(taken | {"H": 12, "D": 64, "TAPS": 3, "RAMP": False, "PRECISION": "tf32"})
+    config = triton.Config({"M": 16, "N": 32}, num_warps=8, num_stages=1)
+    monkeypatch.setattr(launch, "CHOSEN", {kind: config})
+    results = Results.from_json(profiled(PLAN).to_json())
+    assert results.tiles == [
+        {
+            "kernel": "weigh",
+            "work": 1,
+            "types": {"q": "bfloat16"},
+            "settings": {"H": 12, "D": 64, "TAPS": 3, "RAMP": False, "PRECISION": "tf32"},
+            "tile": {"M": 16, "N": 32, "warps": 8, "stages": 1},
+        }
+    ]
+
+
+def test_no_tiles_are_kept_where_the_kernels_have_not_been_loaded() -> None:
+    code = (
+        "import json, sys; from adapos.profile import machine; "
+        "print(json.dumps([machine.tiles(), 'triton' in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [[], False]
 
 
 def test_plain_attention_on_a_gpu_says_which_kernel_runs_it() -> None:

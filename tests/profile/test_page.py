@@ -69,6 +69,22 @@ def test_the_page_names_the_machine_the_command_and_the_refusals(made: Reader) -
     assert f"sdpa refuses {SPECS[0]}: DistanceTable would be kept" in made.text["li"]
 
 
+def test_the_page_and_the_titles_name_the_gpu(made: Reader) -> None:
+    assert not {"GPU", "environment"} & set(made.text["dt"])
+    machine = replace(
+        RESULTS.machine,
+        processor="A100",
+        gpu={"capability": "8.0", "driver": "550"},
+        environment={"TRITON_INTERPRET": "0"},
+    )
+    results = replace(RESULTS, machine=machine, settings=RESULTS.settings | {"device": "cuda"})
+    facts = Reader(page.page(results)).text["dd"]
+    assert "capability 8.0, driver 550" in facts
+    assert "TRITON_INTERPRET=0" in facts
+    assert words.title("decode", results).endswith(", cuda (A100)")
+    assert words.title("decode", RESULTS).endswith(", 2 threads")
+
+
 def test_the_page_says_when_the_run_was_interrupted_or_noisy(made: Reader) -> None:
     said = " ".join(made.text["p"])
     assert words.warning(RESULTS) in said

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from adapos import cli, specs
@@ -91,6 +92,7 @@ def test_an_unknown_measurement_is_answered_with_what_was_meant() -> None:
         ({"backend": "fast"}, "no backend is called 'fast'; there are auto, .*reference"),
         ({"device": "nowhere"}, "device 'nowhere' is not available on this machine; try 'cpu'"),
         ({"device": "meta"}, "device must be cpu or cuda, not 'meta'"),
+        ({"device": "cudaa"}, r"no device is called 'cudaa'; did you mean 'cuda'\?"),
         ({"heads": 4, "kv_heads": 3}, r"heads \(4\) must be a multiple of kv_heads \(3\)"),
         ({"heads": 0}, r"heads \(0\) must be a whole number of at least 1"),
         ({"head_width": 7}, r"rope: head_width \(7\) must be even"),
@@ -101,6 +103,30 @@ def test_an_unknown_measurement_is_answered_with_what_was_meant() -> None:
 def test_a_plan_that_cannot_be_run_is_refused_before_it_runs(changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         replace(SMALL, **changes)
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "interpreted"),
+    [
+        ("cpu", "triton", True),
+        ("cuda", "triton", True),
+        ("cuda", "auto", True),
+        ("cpu", "auto", False),
+        ("cuda", "sdpa", False),
+    ],
+)
+def test_times_of_the_interpreter_are_refused(
+    device: str, backend: str, interpreted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "available", torch.device)
+    asked = {"encodings": (), "device": device, "backend": backend}
+    replace(SMALL, **asked)
+    monkeypatch.setattr(plan, "INTERPRETED", True)
+    if not interpreted:
+        replace(SMALL, **asked)
+        return
+    with pytest.raises(ValueError, match=r"TRITON_INTERPRET must not be set: .* its times say nothing; unset it"):
+        replace(SMALL, **asked)
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("10m", 10e6), ("125m", 125e6), ("350m", 350e6)])
@@ -133,7 +159,7 @@ def test_the_command_of_a_plan_makes_the_same_plan(tmp_path: Path, monkeypatch: 
     )
     made: list[Plan] = []
 
-    def stop(asked: Plan) -> None:
+    def stop(asked: Plan, adapos: str) -> None:
         made.append(asked)
         raise ValueError("seen")
 

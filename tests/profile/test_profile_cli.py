@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from adapos import cli
-from adapos.profile import machine, measure, rows
-from adapos.profile.plan import PLAIN
+from adapos.profile import machine, measure, rows, work
+from adapos.profile.plan import PLAIN, Plan
 
 TINY = ["--lengths", "16,32", "--heads", "2", "--head-width", "8", "--repeats", "2", "--threads", "1", "--no-memory"]
 SPECS = ["rope", "kerple + dape(kernel=3)", "tape"]
@@ -77,6 +77,51 @@ def test_an_encoding_that_cannot_run_is_said_and_the_others_are_measured() -> No
     assert result.stdout.count("not run") == 1
 
 
+def test_where_no_encoding_can_run_it_says_why_keeps_the_notes_and_ends_with_2(place: Path) -> None:
+    result = run("--encodings", "alibi, kerple + dape", "--what", "training", "--backend", "sdpa")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "error: no encoding could run (alibi at 16, 32 tokens: backend 'sdpa' cannot run this call: DistanceTable "
+        "would be kept for the backward pass, in memory quadratic in length, and 1 more in profile.json)\n"
+    )
+    assert result.stdout.count(" not run") == 4
+    held = json.loads((place / "profile" / "profile.json").read_text())
+    assert [bool(row["note"]) for row in held["rows"]] == [False, True, True] * 2
+    alone = run("--encodings", "learned(longest=4)", "--what", "forward", "--lengths", "16")
+    assert alone.exit_code == 2
+    assert alone.stderr.startswith(
+        "error: no encoding could run (learned(longest=4) at 16 tokens: learned: position 15"
+    )
+    assert "more in profile.json" not in alone.stderr
+
+
+def test_what_broke_is_warned_of_and_the_rest_is_measured(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = work.attention
+
+    def attention(plan: Plan, what: str, spec: str, length: int) -> work.Work:
+        if spec == "alibi":
+            raise KeyError("a kernel")
+        return real(plan, what, spec, length)
+
+    monkeypatch.setattr(work, "attention", attention)
+    monkeypatch.setattr(measure, "NOISE", 1e9)
+    result = run("--encodings", "alibi, rope", "--what", "forward")
+    assert result.exit_code == 0
+    assert result.stderr == (
+        "warning: 2 of 6 measurements failed; the notes below the tables say why, and profile.json has their "
+        "tracebacks\n"
+    )
+    assert "alibi at 16, 32 tokens: KeyError: 'a kernel'" in result.stdout
+    failures = json.loads((place / "profile" / "profile.json").read_text())["failures"]
+    assert "in attention" in failures["KeyError: 'a kernel'"]
+
+
+def test_a_profile_names_the_commit_that_made_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "commit", lambda: "0.1.0+0123456789")
+    assert run("--encodings", "rope", "--what", "forward").exit_code == 0
+    assert json.loads((place / "profile" / "profile.json").read_text())["machine"]["adapos"] == "0.1.0+0123456789"
+
+
 def test_a_noisy_machine_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "NOISE", -1.0)
     result = run("--encodings", "rope, alibi", "--what", "forward")
@@ -128,6 +173,9 @@ def test_without_plotly_all_but_the_page_is_saved(place: Path, monkeypatch: pyte
         (["--backend", "fast"], "no backend is called 'fast'; there are auto, "),
         (["--size", "1b"], "profile: size must be one of '10m', '125m', '350m', not '1b'"),
         (["--device", "nowhere"], "device 'nowhere' is not available on this machine; try 'cpu'"),
+        (["--device", "cudaa"], "no device is called 'cudaa'; did you mean 'cuda'?"),
+        (["--device", "gpu:1"], "no device is called 'gpu:1'; did you mean 'cuda:1'?"),
+        (["--out", ""], "out must name a folder, and '' names none; write . for this one"),
         (["--out", "taken"], "out (taken) must be a folder, and cannot be made one: File exists; choose another"),
     ],
 )
@@ -135,7 +183,7 @@ def test_what_makes_no_sense_is_one_line_before_anything_is_measured(
     arguments: list[str], sentence: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (place / "taken").write_text("")
-    monkeypatch.setattr(measure, "begun", lambda plan: pytest.fail("something was measured"))
+    monkeypatch.setattr(measure, "begun", lambda *given: pytest.fail("something was measured"))
     result = run(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()

@@ -64,6 +64,30 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
             Folder(str(path))
 
 
+def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object, **more: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(rows.tempfile, "TemporaryFile", full)
+    with pytest.raises(
+        ValueError, match=r"out \(.*\) must be a folder that can be written to: Read-only file system; ch"
+    ):
+        Folder(str(tmp_path))
+
+
+def test_a_folder_without_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="out must name a folder, and '' names none"):
+        Folder("")
+
+
+def test_a_profile_of_an_earlier_version_is_read() -> None:
+    held = json.loads(RESULTS.to_json())
+    del held["tiles"], held["failures"], held["machine"]["environment"], held["machine"]["gpu"]
+    assert Results.from_json(json.dumps(held)) == RESULTS
+
+
 def test_a_file_that_cannot_be_written_leaves_the_old_one_and_no_part_of_the_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

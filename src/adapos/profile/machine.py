@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from adapos.kernels.triton.problem import tf32
 
 SIDE = 2048  # of the matrices whose product is the peak
 COPIED = 2**28  # bytes
 TRIALS = 5
 PATIENCE = 0.2  # seconds: where a product takes longer, no larger one is tried
+# variables of the environment that change what runs, or how fast
+VARIABLES = (
+    "ADAPOS_NATIVE_TARGET",
+    "ADAPOS_TRITON_ATOMIC",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_LAUNCH_BLOCKING",
+    "NVIDIA_TF32_OVERRIDE",
+    "TRITON_INTERPRET",
+)
 
 
 @dataclass(frozen=True)
@@ -27,13 +41,14 @@ class Machine:
     platform: str
     python: str
     torch: str
-    adapos: str
+    adapos: str  # the version, and the commit of a clone
     flops_per_second: float  # of a product of matrices in the dtype of the run, or in float32
     bytes_per_second: float  # read and written by a copy
-    gpu: dict[str, str] = field(default_factory=dict)  # its capability and memory, and the versions that run it
+    gpu: dict[str, str] = field(default_factory=dict)  # what it has, and the versions that run it
+    environment: dict[str, str] = field(default_factory=dict)  # those of VARIABLES that are set
 
 
-def measured(dtype: torch.dtype, device: str) -> Machine:
+def measured(dtype: torch.dtype, device: str, adapos: str | None = None) -> Machine:
     return Machine(
         processor=processor(device),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -41,21 +56,67 @@ def measured(dtype: torch.dtype, device: str) -> Machine:
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
         torch=torch.__version__,
-        adapos=version("adapos"),
+        adapos=adapos or version("adapos"),
         flops_per_second=peak(dtype, device),
         bytes_per_second=bandwidth(device),
         gpu=gpu(device) if torch.device(device).type == "cuda" else {},
+        environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
     )
 
 
 def gpu(device: str) -> dict[str, str]:
+    """What torch tells of it; what this version or this GPU does not tell is left out."""
     about = torch.cuda.get_device_properties(device)
-    return {
+    cache, shared = (getattr(about, name, None) for name in ("L2_cache_size", "shared_memory_per_block_optin"))
+    found = {
         "capability": f"{about.major}.{about.minor}",
+        "architecture": getattr(about, "gcnArchName", None) if torch.version.hip else None,
         "memory": f"{about.total_memory / 2**30:.0f} GiB",
+        "multiprocessors": str(about.multi_processor_count),
+        "second cache": f"{cache / 2**20:g} MiB" if cache else None,
+        "shared memory of a program": f"{shared / 2**10:g} KiB" if shared else None,
+        "driver": None if torch.version.hip else driver(),
         "cuda": str(torch.version.cuda or torch.version.hip),
-        "triton": version("triton") if find_spec("triton") else "none",
+        "triton": triton(),
+        "products of float32": "TF32" if tf32() else "exact",
     }
+    return {name: fact for name, fact in found.items() if fact is not None}
+
+
+def driver() -> str | None:
+    """The version that nvidia-smi tells, where it runs."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return next(iter(done.stdout.split()), None)
+
+
+def triton() -> str:
+    """Its version. torch for AMD's GPUs brings it under another name, which is then told too."""
+    if find_spec("triton") is None:
+        return "none"
+    for name in packages_distributions().get("triton", ()):
+        return version(name) if name == "triton" else f"{name} {version(name)}"
+    return "unknown"
+
+
+def tiles() -> list[dict[str, Any]]:
+    """What Triton's tuner has chosen for each kind of call so far: nothing where the kernels have not run."""
+    launch: Any = sys.modules.get("adapos.kernels.triton.launch")
+    found = []
+    for (kernel, _, types, work, *settings), config in () if launch is None else launch.CHOSEN.items():
+        found.append(
+            {
+                "kernel": kernel.__name__,
+                "work": work,
+                "types": {name: str(kind).removeprefix("torch.") for name, kind in types},
+                "settings": {name: x for name, x in zip(launch.KIND, settings, strict=False) if x is not None},
+                "tile": {**config.kwargs, "warps": config.num_warps, "stages": config.num_stages},
+            }
+        )
+    return found
 
 
 def processor(device: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,14 +19,15 @@ from adapos.profile.work import Work, maker
 
 SHORT = 0.02  # seconds: shorter runs are repeated within one timing
 LONG = 0.4  # seconds that the slowest may take for that
+PTXAS = re.compile(r"^ptxas .*\b(error|fatal) :")
 
 Say = Callable[[str], object]
 
 
-def begun(plan: Plan) -> Results:
-    """Results without rows: the machine, with its measured peaks."""
+def begun(plan: Plan, adapos: str | None = None) -> Results:
+    """Results without rows: the machine, with its measured peaks. `adapos` is its version, where more is known."""
     with threads(plan.threads):
-        return Results(machine.measured(plan.type, plan.device), plan.settings, plan.command)
+        return Results(machine.measured(plan.type, plan.device, adapos), plan.settings, plan.command)
 
 
 def measure(
@@ -41,6 +44,8 @@ def measure(
                 group.run()
             finally:
                 results.rows += group.rows(results.machine)
+                results.failures |= group.failures
+                results.tiles = machine.tiles()
                 if results.rows:  # or an earlier profile would make way for nothing
                     keep(results)
     results.finished = True
@@ -60,6 +65,7 @@ class Group:
         self.plan, self.what, self.length, self.step = plan, what, length, step
         self.works: dict[str, Work] = {}
         self.notes: dict[str, str] = {}
+        self.failures: dict[str, str] = {}  # tracebacks, by the notes
         self.times: list[dict[str, float]] = []  # of each whole repeat
         self.memory: dict[str, int] = {}
 
@@ -73,7 +79,7 @@ class Group:
                     try:
                         found[spec] = machine.seconds(self.works[spec].once, self.plan.device, count)
                     except Exception as problem:  # it did run once, and memory may be short by now
-                        self.notes[spec] = sentence(problem)
+                        self.fail(spec, problem)
                         del self.works[spec]
             self.times.append(found)
         for spec in (PLAIN, *self.plan.encodings) if self.plan.memory else ():
@@ -81,8 +87,8 @@ class Group:
             if spec in self.works:
                 try:
                     self.memory[spec] = extra(self.plan, self.what, spec, self.length, self.works[spec])
-                except RuntimeError as problem:
-                    self.notes[spec] = f"memory was not measured: {sentence(problem)}"
+                except Exception as problem:
+                    self.fail(spec, problem, "memory was not measured: ")
 
     def warm(self) -> int:
         """Make and run each once; what cannot run is noted. Returns how many runs make one timing."""
@@ -95,15 +101,20 @@ class Group:
                 work = make(spec)
                 took = machine.seconds(work.once, self.plan.device)
                 # a first run is slower than those after it, by far where kernels are compiled in it
-                again = took <= SHORT or torch.device(self.plan.device).type == "cuda"
+                again = took <= SHORT or self.plan.on_gpu
                 quick[spec] = machine.seconds(work.once, self.plan.device) if again else took
                 self.works[spec] = work
             except Exception as problem:  # a compiler's may be of any kind
-                self.notes[spec] = sentence(problem)
+                self.fail(spec, problem)
         if not quick:
             return 1
         wanted = SHORT / max(quick.get(PLAIN, min(quick.values())), 1e-7)
         return max(1, math.ceil(min(wanted, LONG / max(quick.values()))))
+
+    def fail(self, spec: str, problem: Exception, about: str = "") -> None:
+        self.notes[spec] = about + sentence(problem)
+        if not isinstance(problem, ValueError):  # which is a refusal, and says all there is
+            self.failures[self.notes[spec]] = "".join(traceback.format_exception(problem))
 
     def say(self, spec: str, about: str = "") -> None:
         self.step(f"{self.what}, {self.length} tokens: {about}{spec}")
@@ -148,9 +159,19 @@ class Group:
 
 
 def sentence(problem: BaseException) -> str:
-    """The first line of what went wrong; torch adds a trace below."""
-    said = str(problem).strip()
-    return " ".join(said.splitlines()[0].split()) if said else type(problem).__name__
+    """The line that says what went wrong, and of which kind it is where that is not torch's or a refusal.
+
+    torch's first line says it, and a trace follows. Triton begins with an excerpt of the kernel, or with where it was
+    called from, and has the words in `error_message` of the innermost error; among those of ptxas is its own line.
+    """
+    inner = problem
+    while hasattr(inner, "error_message") and inner.__cause__ is not None:
+        inner = inner.__cause__
+    said = getattr(inner, "error_message", None) or str(inner)
+    lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()]
+    told = next(iter([line for line in lines if PTXAS.search(line)] or lines), type(inner).__name__)
+    kind = type(problem).__name__
+    return told if told == kind or isinstance(problem, ValueError | RuntimeError) else f"{kind}: {told}"
 
 
 @contextmanager

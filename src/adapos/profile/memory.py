@@ -18,8 +18,8 @@ WARM = 256  # tokens of a first run that loads libraries and starts threads
 
 
 def extra(plan: Plan, what: str, spec: str, length: int, work: Work) -> int:
-    """Bytes beyond what the run was given. Raises a RuntimeError that says why there is no answer."""
-    if torch.device(plan.device).type == "cuda":
+    """Bytes beyond what the run was given. What it raises says why there is no answer."""
+    if plan.on_gpu:
         torch.cuda.synchronize(plan.device)
         torch.cuda.reset_peak_memory_stats(plan.device)
         before = torch.cuda.memory_allocated(plan.device)

@@ -96,9 +96,11 @@ def about(results: Results) -> str:
         "processor": f"{machine.processor}, {machine.cores} cores, {machine.threads} threads used",
         "peak, measured": f"{large(machine.flops_per_second)}FLOP/s in {results.settings['dtype']}, "
         f"{large(machine.bytes_per_second)}B/s read and written by a copy",
+        "GPU": ", ".join(f"{name} {fact}" for name, fact in machine.gpu.items()),
         "software": f"adapos {machine.adapos}, torch {machine.torch}, Python {machine.python}, {machine.platform}",
+        "environment": ", ".join(f"{name}={value}" for name, value in machine.environment.items()),
     }
-    listed = "".join(f"<dt>{name}</dt><dd>{escape(fact)}</dd>" for name, fact in facts.items())
+    listed = "".join(f"<dt>{name}</dt><dd>{escape(fact)}</dd>" for name, fact in facts.items() if fact)
     return (
         f"<section><h2>How it was measured</h2><dl>{listed}</dl><pre>{escape(results.command)}</pre>"
         '<p class="faint">FLOP are the products of the pairs that a query sees, counted by formula. Memory is what a '

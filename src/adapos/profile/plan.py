@@ -13,6 +13,7 @@ import torch
 from adapos import registry
 from adapos.encoding import PositionalEncoding, Shape
 from adapos.kernels import named
+from adapos.kernels.triton import INTERPRETED
 from adapos.sketch import available
 
 PLAIN = "plain"  # what every ratio is to
@@ -70,6 +71,11 @@ class Plan:
             named(self.backend)
         if available(self.device).type not in ("cpu", "cuda"):
             raise ValueError(f"device must be cpu or cuda, not {self.device!r}: others are not timed yet")
+        if INTERPRETED and (self.backend == "triton" or (self.on_gpu and self.backend == "auto")):
+            raise ValueError(
+                "TRITON_INTERPRET must not be set: Triton's interpreter would run the kernels in place of a GPU, and "
+                "its times say nothing; unset it, or choose another backend than 'triton'"
+            )
         # an encoding that cannot be built is found now, not after an hour
         for what in self.what:
             for spec in self.encodings:
@@ -90,6 +96,10 @@ class Plan:
         except RuntimeError as problem:  # a table too large for the memory
             raise ValueError(f"{spec!r} cannot be built: {problem}") from None
         return encoding.to(self.device, self.type).train(what in ("training", "model"))
+
+    @property
+    def on_gpu(self) -> bool:
+        return torch.device(self.device).type == "cuda"
 
     @property
     def type(self) -> torch.dtype:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import statistics
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -62,6 +62,8 @@ class Results:
     command: str
     rows: list[Row] = field(default_factory=list)
     finished: bool = False
+    tiles: list[dict[str, Any]] = field(default_factory=list)  # that Triton's tuner chose, on a GPU
+    failures: dict[str, str] = field(default_factory=dict)  # notes of rows that broke, with their tracebacks
 
     def to_json(self) -> str:
         return json.dumps({"format": 1, **asdict(self)}, indent=1, allow_nan=False) + "\n"
@@ -105,14 +107,20 @@ class Folder:
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
+        if not path:
+            raise ValueError("out must name a folder, and '' names none; write . for this one")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
             raise ValueError(
                 f"out ({path}) must be a folder, and cannot be made one: {problem.strerror}; choose another"
             ) from None
-        if not os.access(self.path, os.W_OK | os.X_OK):
-            raise ValueError(f"out ({path}) must be a folder that can be written to; choose another")
+        try:
+            tempfile.TemporaryFile(dir=self.path).close()
+        except OSError as problem:
+            raise ValueError(
+                f"out ({path}) must be a folder that can be written to: {problem.strerror}; choose another"
+            ) from None
 
     def keep(self, results: Results) -> None:
         self.write("profile.json", results.to_json())

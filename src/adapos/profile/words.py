@@ -32,7 +32,8 @@ def title(what: str, results: Results) -> str:
         shared = f" over {set_to['kv_heads']}" if set_to["kv_heads"] != set_to["heads"] else ""
         sizes = f"{set_to['heads']} heads{shared} of {set_to['head_width']}"
     threads = results.machine.threads
-    where = set_to["device"] if set_to["device"] != "cpu" else f"{threads} thread{'s' * (threads > 1)}"
+    on_cpu = f"{threads} thread{'s' * (threads > 1)}"
+    where = on_cpu if set_to["device"] == "cpu" else f"{set_to['device']} ({results.machine.processor})"
     return f"{what}: {MEASUREMENTS[what]}, batch {set_to['batch']}, {sizes}, {set_to['dtype']}, {where}"
 
 
@@ -80,6 +81,27 @@ def notes(rows: list[Row]) -> list[str]:
         if row.note:
             found.setdefault((row.encoding, row.note), []).append(str(row.length))
     return [f"{encoding} at {', '.join(at)} tokens: {note}" for (encoding, note), at in found.items()]
+
+
+def nothing(results: Results) -> str:
+    """Why none of the encodings could run, by the first; nothing where one could."""
+    rows = [row for row in results.rows if row.encoding != PLAIN]
+    if any(row.milliseconds is not None for row in rows):
+        return ""
+    first, *others = notes(rows)
+    more = f", and {len(others)} more in profile.json" if others else ""
+    return f"no encoding could run ({first}{more})"
+
+
+def failures(results: Results) -> str:
+    """What to say of measurements that broke, or nothing."""
+    broke = sum(row.milliseconds is None and row.note in results.failures for row in results.rows)
+    if not broke:
+        return ""
+    return (
+        f"{broke} of {len(results.rows)} measurements failed; the notes below the tables say why, and profile.json has "
+        "their tracebacks"
+    )
 
 
 def warning(results: Results) -> str:
