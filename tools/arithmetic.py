@@ -5,6 +5,7 @@ python tools/arithmetic.py    writes the tables of the page anew, from the kerne
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +14,17 @@ from pathlib import Path
 from adapos.kernels.triton import launch, sizes
 from adapos.kernels.triton.launch import Kernel, Tile
 
-PAGE = Path(__file__).parent.parent / "docs" / "gpu-design.md"
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE, RESOURCES = DOCS / "gpu-design.md", DOCS / "gpu-resources.csv"
 HALF, SINGLE = 2, 4  # bytes of a number of the texts, and of all others
 PRODUCT = 128  # queries or keys of a tile of torch's products of matrices
 TEXTS = 64  # queries of a tile of gather and of FlashAttention
+LENGTH = 8_192  # keys, from which follows how many queries a chunk has
+ROWS = 16  # of a product on tensor cores, at least
 EFFICIENCY = 0.6  # of the peak, at which FlashAttention is said to run
+
+
+NAMES = ("kernel", "target", "dtype", "heads", "width", "channels", "taps", "terms", "tile")
 
 
 @dataclass(frozen=True)
@@ -60,34 +67,13 @@ class Model:
         return tile.M * tile.N / tile.useful(self.taps)
 
 
-# --- what a program of weigh needs
-
-
-def numbers(model: Model, tile: Tile) -> float:
-    """That a thread of `weigh` holds: scores, biases and logits, some channels, and the product added to them."""
-    assert launch.WEIGH.block is not None
-    return tile.M * tile.N * (3 * model.padded + 2 * launch.WEIGH.block) / tile.threads
-
-
-def kept(model: Model, tile: Tile) -> bool:
-    """Whether `weigh` keeps all numbers of its keys while it goes through queries."""
-    return model.padded * tile.N * model.width <= sizes.KEPT
-
-
-def shared(model: Model, tile: Tile) -> int:
-    """Bytes of a program of `weigh`: matrices, keys and queries."""
-    assert tile.depth is not None
-    depth = model.width if kept(model, tile) else tile.depth
-    texts = model.padded * (tile.N * depth + tile.M * tile.depth)
-    return SINGLE * model.matrices + HALF * texts
-
-
 # --- what a pair costs, all heads together
 
 
 def operations(model: Model, *, backward: bool) -> tuple[float, float]:
     """In half precision, and in TF32. Where all heads are together they are padded."""
-    scores = 2 * model.padded * model.width * model.halo(launch.WEIGH)
+    empty = max(1, ROWS / model.tile(launch.WEIGH).M)  # tensor cores have rows for more queries than some tiles
+    scores = 2 * model.padded * model.width * model.halo(launch.WEIGH) * empty
     values = 2 * model.heads * model.width
     product = 2 * model.padded * model.channels * model.taps
     weigh = 3 * product * model.halo(launch.WEIGH)
@@ -95,7 +81,8 @@ def operations(model: Model, *, backward: bool) -> tuple[float, float]:
         return scores + values, weigh
     # unmix and learn: the first layer of two matrices and the slope of the second, again; then what each is for
     unmix, learn = 5 * product * model.halo(launch.UNMIX), 6 * product * model.halo(launch.LEARN)
-    return scores + values + 3 * values, weigh + unmix + learn
+    # dp twice, and the gradients of q, k and v
+    return scores + 5 * values, weigh + unmix + learn
 
 
 def plain(model: Model, *, backward: bool) -> float:
@@ -117,11 +104,19 @@ def traffic(model: Model, *, backward: bool) -> dict[str, float]:
     sums = 3 * SINGLE * (model.matrices + model.channels) / program
     return {
         "weigh": scored + 2 * single,
-        "differentiate": single + 2 * of_texts / TEXTS + half + single,
+        "differentiate": 2 * single + 4 * of_texts / TEXTS + half + single,
         "unmix": 2 * single * model.halo(unmix) + half + single,
         "learn": 2 * single * model.halo(learn) * blocks + sums,
-        "torch and tally": 3 * half + single + 3 * of_texts / PRODUCT,
+        "torch and tally": 3 * half + single + 3 * of_texts / PRODUCT + added(model),
     }
+
+
+def added(model: Model) -> float:
+    """Bytes of the gradients of k and v, which are added chunk by chunk: a product written and read, a sum the same."""
+    chunk, *_ = sizes.chunks(
+        1, LENGTH, LENGTH, heads=model.heads, numbers=model.heads, least=0, start=0, window=0, causal=True
+    )
+    return 2 * model.heads * model.width * (2 * HALF + 2 * SINGLE) / len(chunk.rows)
 
 
 def remembered(model: Model, *, backward: bool) -> float:
@@ -129,8 +124,8 @@ def remembered(model: Model, *, backward: bool) -> float:
     half, single = HALF * model.heads, SINGLE * model.heads
     if not backward:
         return 2 * single
-    weigh, differentiate, unmix = 2 * single, 2 * single + half, 3 * single + half
-    learn, torch, tally = 2 * single, 3 * half, single
+    weigh, differentiate, unmix = 2 * single, 3 * single + half, 3 * single + half
+    learn, torch, tally = 2 * single, 3 * half + added(model), single
     return weigh + differentiate + unmix + learn + torch + tally
 
 
@@ -148,20 +143,43 @@ def picoseconds(model: Model, device: Device, *, backward: bool) -> tuple[float,
 # --- the tables
 
 
+def compiled() -> dict[tuple[str, ...], dict[str, str]]:
+    """The lines of gpu-resources.csv, by NAMES."""
+    with RESOURCES.open(newline="") as file:
+        return {tuple(line[name] for name in NAMES): line for line in csv.DictReader(file)}
+
+
 def fits() -> str:
-    lines = []
+    """As compiled, of the first tile that each kernel of all heads is started with."""
+    resources, lines = compiled(), []
     for heads in (8, 12, 16, 32):
         for channels in (16, 32, 64):
-            found: list[list[str]] = [[], [], [], []]
-            for taps in (1, 3):
-                narrow, wide = (Model(heads, width, channels, taps) for width in (64, 128))
-                tile = narrow.tile(launch.WEIGH)
-                cells = tile.size, f"{numbers(narrow, tile):.0f}", *(kilo(shared(m, tile)) for m in (narrow, wide))
-                for column, cell in zip(found, cells, strict=True):
-                    column.append(cell)
-            lines.append([str(heads), str(channels), *(", ".join(column) for column in found)])
-    heads = ["H", "W", "tile", "numbers a thread", "kB shared, D = 64", "D = 128"]
-    return "k = 1, k = 3:\n\n" + table(heads, lines)
+            cells = [str(heads), str(channels)]
+            for kernel, width in (("weigh", 64), ("weigh", 128), ("unmix", 0), ("learn", 0)):
+                found = []
+                for taps in (1, 3):
+                    tile = Model(heads, width, channels, taps).tile(launch.KERNELS[kernel]).size
+                    row = resources[(kernel, "sm_80", "bf16", *map(str, (heads, width, channels, taps)), "table", tile)]
+                    spilled = f" ({row['spilled']} spilled)" if row["spilled"] != "0" else ""
+                    found.append(f"{tile}: {row['registers']}{spilled}, {kilo(int(row['shared']))}")
+                cells.append("; ".join(found))
+            lines.append(cells)
+    return table(["H", "W", "`weigh`, D = 64", "`weigh`, D = 128", "`unmix`", "`learn`"], lines)
+
+
+def spills() -> str:
+    """How many bytes the tile of each model spills that spills least."""
+    least: dict[str, dict[tuple[str, ...], int]] = {}
+    for key, line in compiled().items():
+        halves, several = line["dtype"] != "fp32", int(line["taps"]) > 3
+        kind = f"{'half precision' if halves else 'float32'}, {'k = 7' if several else 'k = 1 and 3'}"
+        found, model = least.setdefault(kind, {}), key[:-1]
+        found[model] = min(found.get(model, 2**31), int(line["spilled"]))
+    lines = [
+        [kind, str(len(found)), str(sum(spilled == 0 for spilled in found.values())), f"{max(found.values())}"]
+        for kind, found in sorted(least.items(), reverse=True)
+    ]
+    return table(["", "kernels of models", "without spills", "bytes spilled at most"], lines)
 
 
 def programs() -> str:
@@ -231,7 +249,7 @@ def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(["| " + " | ".join(heads) + " |", rule, *("| " + " | ".join(line) + " |" for line in lines)])
 
 
-TABLES = {"fits": fits, "programs": programs, "pair": pair, "prediction": prediction}
+TABLES = {"fits": fits, "spills": spills, "programs": programs, "pair": pair, "prediction": prediction}
 
 
 def written(page: str) -> str:

@@ -31,6 +31,25 @@ PARAMETERS = {
     "numbers": ("scale", "slope"),
     "counts": ("texts", "tall", "parts", "share", "lines"),
 }
+WIDER = [(12, 64, 32), (16, 128, 64), (32, 128, 32), (32, 128, 64)]
+WIDE = [("fp32", 64), ("bf16", 128), ("bf16", 256), ("fp32", 256)]
+# of kernels that stand in the table once more: what they are told otherwise
+VARIANTS = {"weigh, forward": ("weigh", {"KEPT": False}), "differentiate, sums": ("differentiate", {"SUMMED": True})}
+# dtype, heads, their width, channels, taps, terms; of one head, too
+USUAL = [("bf16", 12, 64, 32, taps, TABLED) for taps in (1, 3)]
+MIXES = [
+    *(("bf16", 12, 64, 32, taps, EVERYTHING) for taps in (1, 3)),
+    *((dtype, *model, taps, TABLED) for dtype in ("bf16", "fp32") for model in WIDER for taps in (1, 3)),
+    *(("fp16", 12, 64, 32, taps, TABLED) for taps in (1, 3)),
+    *(("bf16", *model, 7, TABLED) for model in WIDER),
+]
+GRID = [("bf16", *model, TABLED) for model in product((8, 12, 16, 32), (64, 128), (16, 32, 64), (1, 3))]
+ALONE = [
+    ("bf16", 1, 64, 0, 1, TABLED),
+    *(("bf16", 1, 64, 0, 1, terms) for terms in (MADE, EVERYTHING)),
+    ("fp16", 1, 64, 0, 1, TABLED),
+    *((dtype, 1, width, 0, 1, terms) for dtype, width in WIDE for terms in (MADE, TABLED)),
+]
 STRIDES = re.compile(r"[qkv]_(batch|head|token)")
 
 
@@ -59,7 +78,7 @@ class Resources:
 
 def main() -> None:
     held = read() if "--missing" in sys.argv else {}
-    every = list(cases())
+    every = list(dict.fromkeys(cases()))
     missing = [case for case in every if case not in held]
     # a process for each core: most of the time goes to the assemblers
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
@@ -87,22 +106,17 @@ def cases(*, some: bool = False) -> Iterator[Case]:
     """Every kernel with every tile it is tried with, for models of many sizes, or for one."""
     from adapos.kernels.triton import launch
 
-    usual = ("bf16", 12, 64, 32)
-    models = [(usual, (1, 3), TABLED)]
-    heads_alone = [("bf16", 64, TABLED)]
-    if not some:
-        others = ("fp32", 12, 64, 32), ("bf16", 8, 64, 16), ("bf16", 16, 128, 64), ("bf16", 32, 128, 32)
-        models += [(model, (1, 3), TABLED) for model in others]
-        models += [(usual, (7,), TABLED), (usual, (1, 3), EVERYTHING), (("fp32", 32, 128, 32), (1, 3), TABLED)]
-        wide = ("fp32", 64), ("bf16", 128), ("bf16", 256), ("fp32", 256)
-        heads_alone += [(*each, terms) for each in wide for terms in (MADE, TABLED)]
-        heads_alone += [("bf16", 64, MADE), ("bf16", 64, EVERYTHING)]
-    mixes = [(*model, taps, terms) for model, every, terms in models for taps in every]
-    alone = [(dtype, 1, width, 0, 1, terms) for dtype, width, terms in heads_alone]
-    for target, (name, kernel) in product(LIMITS, launch.KERNELS.items()):
-        # one that knows no heads is the same for all of them
-        for settings in mixes if kernel.block else alone if "D" in kernel.names else alone[:1]:
-            case = Case(name, target, *settings, tile="", threads=0)
+    for target, name in product(LIMITS, launch.KERNELS if some else (*launch.KERNELS, *VARIANTS)):
+        kernel = launch.KERNELS[VARIANTS.get(name, (name, {}))[0]]
+        models = USUAL if kernel.block else ALONE[:1]
+        if not some and name not in VARIANTS and kernel.block:
+            models = [*USUAL, *MIXES, *(GRID if target.startswith("sm_") else [])]
+        elif not some and "D" in kernel.names:
+            models = [*USUAL, *MIXES[:2]] if kernel.block else ALONE
+        for dtype, heads, width, channels, taps, terms in models:
+            # one that does not know how wide heads are is the same for all of them
+            model = dtype, heads, width if "D" in kernel.names else 0, channels, taps, terms
+            case = Case(name, target, *model, tile="", threads=0)
             for tile in kernel.fitting(constants(case)):
                 yield replace(case, tile=tile.size, threads=tile.threads)
 
@@ -112,13 +126,16 @@ def constants(case: Case) -> dict[str, Any]:
     from adapos.kernels.triton import sizes
 
     everything = case.terms == EVERYTHING
+    width = case.width or 64
+    _, otherwise = VARIANTS.get(case.kernel, (case.kernel, {}))
     return {
-        "H": case.heads, "HEADS": sizes.up(case.heads), "REPEATS": 1, "D": case.width, "E": case.width,
-        "VALUES": sizes.up(case.width), "CHANNELS": sizes.whole(case.channels), "TAPS": case.taps, "CAUSAL": True,
+        "H": case.heads, "HEADS": sizes.up(case.heads), "REPEATS": 1, "D": width, "E": width,
+        "VALUES": sizes.up(width), "CHANNELS": sizes.whole(case.channels), "TAPS": case.taps, "CAUSAL": True,
         "WINDOW": everything, "DOCS": everything, "TABLE": case.terms != MADE, "IDS": everything, "RAMP": everything,
         "SCORED": True, "BIASED": True, "ADDED": True, "KEPT": True, "MIXED": case.terms == MADE, "ATOMIC": False,
-        "PRECISION": "ieee" if case.dtype == "fp32" else "tf32", "SPAN": sizes.SPAN,
+        "SUMMED": False, "PRECISION": "ieee" if case.dtype == "fp32" else "tf32", "SPAN": sizes.SPAN,
         **({} if everything else dict.fromkeys((*PARAMETERS["ids"], "ramp_q", "ramp_k"))),
+        **otherwise,
     }  # fmt: skip
 
 
@@ -129,7 +146,7 @@ def compiled(case: Case) -> Resources:
 
     from adapos.kernels.triton import launch
 
-    kernel = launch.KERNELS[case.kernel]
+    kernel = launch.KERNELS[VARIANTS.get(case.kernel, (case.kernel, {}))[0]]
     tile = next(tile for tile in kernel.tiles if (tile.size, tile.threads) == (case.tile, case.threads))
     names = kernel.run.arg_names
     settings = constants(case) | {"BLOCK": kernel.block, **tile.sizes}

@@ -1,6 +1,7 @@
 """What is timed is what a model runs, side by side with plain attention. No time is asserted."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -368,7 +369,9 @@ def test_the_tiles_that_the_tuner_chose_are_kept_as_json(monkeypatch: pytest.Mon
     taken = {"q": torch.zeros(1, dtype=torch.bfloat16), "begin": 0, "end": 64, "first": 0, "last": 64}
     kind = launch.WEIGH.kind(taken | {"H": 12, "D": 64, "TAPS": 3, "RAMP": False, "PRECISION": "tf32"})
     config = triton.Config({"M": 16, "N": 32}, num_warps=8, num_stages=1)
+    larger = triton.Config({"M": 64, "N": 32}, num_warps=8, num_stages=1)
     monkeypatch.setattr(launch, "CHOSEN", {kind: config})
+    monkeypatch.setattr(launch, "TRIED", {kind: {config: [0.2, 0.1, 0.3], larger: [math.inf] * 3}})
     results = Results.from_json(profiled(PLAN).to_json())
     assert results.tiles == [
         {
@@ -377,6 +380,10 @@ def test_the_tiles_that_the_tuner_chose_are_kept_as_json(monkeypatch: pytest.Mon
             "types": {"q": "bfloat16"},
             "settings": {"H": 12, "D": 64, "TAPS": 3, "RAMP": False, "PRECISION": "tf32"},
             "tile": {"M": 16, "N": 32, "warps": 8, "stages": 1},
+            "tried": [
+                {"M": 16, "N": 32, "warps": 8, "stages": 1, "milliseconds": [0.2, 0.1, 0.3]},
+                {"M": 64, "N": 32, "warps": 8, "stages": 1, "milliseconds": [None] * 3},
+            ],
         }
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import subprocess
@@ -106,17 +107,28 @@ def tiles() -> list[dict[str, Any]]:
     """What Triton's tuner has chosen for each kind of call so far: nothing where the kernels have not run."""
     launch: Any = sys.modules.get("adapos.kernels.triton.launch")
     found = []
-    for (kernel, _, types, work, *settings), config in () if launch is None else launch.CHOSEN.items():
+    for kind, config in () if launch is None else launch.CHOSEN.items():
+        kernel, _, types, work, *settings = kind
+        # the median, and what most runs lie between; infinite where a tile does not fit the device
+        tried = [
+            {**tile(each), "milliseconds": [x if math.isfinite(x) else None for x in times]}
+            for each, times in launch.TRIED.get(kind, {}).items()
+        ]
         found.append(
             {
                 "kernel": kernel.__name__,
                 "work": work,
-                "types": {name: str(kind).removeprefix("torch.") for name, kind in types},
-                "settings": {name: x for name, x in zip(launch.KIND, settings, strict=False) if x is not None},
-                "tile": {**config.kwargs, "warps": config.num_warps, "stages": config.num_stages},
+                "types": {name: str(dtype).removeprefix("torch.") for name, dtype in types},
+                "settings": {name: x for name, x in zip(launch.KIND, settings, strict=True) if x is not None},
+                "tile": tile(config),
+                "tried": tried,
             }
         )
     return found
+
+
+def tile(config: Any) -> dict[str, int]:
+    return {**config.kwargs, "warps": config.num_warps, "stages": config.num_stages}
 
 
 def processor(device: str) -> str:

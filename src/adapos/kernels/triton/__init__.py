@@ -7,6 +7,8 @@ Python starts, runs them on a CPU, slowly: that is how they are tested where the
 from __future__ import annotations
 
 import os
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 import torch
@@ -14,16 +16,21 @@ from torch import Tensor
 
 from adapos.kernels.call import OPAQUE, Call
 from adapos.kernels.terms import placed
-from adapos.kernels.triton import sizes
 from adapos.pairs import DistanceTable, HeadMix, Ramp
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")  # as Triton reads it
+
+def told(name: str) -> bool:
+    """Whether a variable of the environment says yes, as Triton reads it."""
+    return os.environ.get(name, "").lower() in ("1", "true", "yes", "on", "y")
+
+
+INTERPRETED = told("TRITON_INTERPRET")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OLDEST = (8, 0)
+MIXING = (3, 5)  # the first Triton that multiplies matrices of fewer than 16 rows
 WIDEST = 256  # numbers of a head, and of its values
 HEADS = 32
 TAPS = 7
-BESIDE = 2**13  # bytes of shared memory beside the matrices of a mix, at least
 
 
 class Triton:
@@ -47,15 +54,12 @@ class Triton:
         mix = call.pairs.mix
         if mix is not None and not isinstance(mix, HeadMix):
             return f"it mixes heads, and {type(mix).__name__} counts along whole rows"
+        if mix is not None and (has := installed()) is not None and has < MIXING:
+            return f"it mixes heads with Triton {of(MIXING)} or later, which torch 2.9 brings, and this is {of(has)}"
         if mix is not None and call.heads > HEADS:
             return f"it mixes up to {HEADS} heads, and there are {call.heads}"
         if mix is not None and mix.kernel > TAPS:
             return f"it mixes over up to {TAPS} keys, and these are {mix.kernel}"
-        if mix is not None and (has := room(device)) is not None and (needs := needed(mix)) > has:
-            return (
-                f"the matrices of its mix need {needs:,} bytes of shared memory, and this GPU has {has:,} for a "
-                "program; a smaller width or kernel fits"
-            )
         if call.transformed:
             return OPAQUE
         if call.dropout:
@@ -80,14 +84,14 @@ class Triton:
         return fused(call.q, call.k, call.v, *places, *terms.tensors(), numbers, call.scale).to(call.v.dtype)
 
 
-def needed(mix: HeadMix) -> int:
-    """Bytes of shared memory: five matrices of the backward pass, padded, and what else a tile has there."""
-    heads, channels, taps = mix.w_out.shape
-    return 5 * 4 * sizes.up(heads) * sizes.whole(channels) * taps + BESIDE
-
-
-def room(device: torch.device) -> int | None:
-    """Bytes of shared memory that a program may have; None where matrices need none, as on AMD's, or nobody tells."""
-    if device.type != "cuda" or torch.version.hip is not None:
+@cache
+def installed() -> tuple[int, ...] | None:
+    """The version of Triton, told without loading it; None where torch brings it under another name, as for AMD's."""
+    try:
+        return tuple(int(part) for part in version("triton").split(".")[:2])
+    except PackageNotFoundError:
         return None
-    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", None)
+
+
+def of(parts: tuple[int, ...]) -> str:
+    return ".".join(map(str, parts))

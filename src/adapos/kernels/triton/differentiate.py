@@ -2,15 +2,17 @@
 
 p = exp(logit - top) / sums                   dp = dout v'                   dlogit = p (dp - delta)
 
-delta = sum of dout out over the values of a row. logit is read from what `weigh` wrote again and dlogit put in its
-place; where nothing mixes heads it is made here, and dlogit is what the loss says of score and bias alike. p, and with
-it the gradient of the score, is written for matrix products with the texts: dv = p' dout, dq = dS k, dk = dS' q.
+delta = sum of p dp over the keys of a row. A first pass finds it (SUMMED), tile by tile, of the very products that it
+is taken from: made of dout and out it would be rounded otherwise, and where one key has all the weight there would be
+nothing but rounding. logit is read from what `weigh` wrote again and dlogit put in its place; where nothing mixes heads
+it is made here, and dlogit is what the loss says of score and bias alike. p, and with it the gradient of the score, is
+written for matrix products with the texts: dv = p' dout, dq = dS k, dk = dS' q.
 
                   N keys
                 +---------+
      M queries  |  logit  |--> p ----> chunk of queries x keys, as wide as the texts' numbers
                 |   dp    |--> dlogit > the same, in float32
-                +---------+
+                +---------+             the first pass: (tiles of keys, heads of texts, queries), sums of p dp
 
 A program is (tile of keys, tile of queries, head of a text).
 """
@@ -23,12 +25,12 @@ from adapos.kernels.triton.tile import LENGTHS, UNALIGNED, biases, scores, seen,
 
 @triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=UNALIGNED)
 def differentiate(
-    logits, weights, d_scores, d_out, delta, top, shares, q, k, v, table, q_pos, k_pos, q_doc, k_doc, ramp_q, ramp_k,
-    q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token, T, S, R, zero, start, window, text,
-    begin, end, first, last, pitch, scale, H: tl.constexpr, REPEATS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    VALUES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DOCS: tl.constexpr, TABLE: tl.constexpr,
-    IDS: tl.constexpr, RAMP: tl.constexpr, MIXED: tl.constexpr, KEPT: tl.constexpr, PRECISION: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, DEPTH: tl.constexpr,
+    logits, weights, d_scores, sums, delta, d_out, top, shares, stretch, q, k, v, table, q_pos, k_pos, q_doc, k_doc,
+    ramp_q, ramp_k, q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token, T, S, R, zero, start,
+    window, text, begin, end, first, last, pitch, scale, H: tl.constexpr, REPEATS: tl.constexpr, D: tl.constexpr,
+    E: tl.constexpr, VALUES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DOCS: tl.constexpr,
+    TABLE: tl.constexpr, IDS: tl.constexpr, RAMP: tl.constexpr, MIXED: tl.constexpr, KEPT: tl.constexpr,
+    SUMMED: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     head, local = tl.program_id(2) % H, tl.program_id(2) // H
     b, h = (text + local).to(tl.int64), head + tl.arange(0, 1)
@@ -59,10 +61,15 @@ def differentiate(
         grad = tl.load(d_out + row[:, None] * E + e[None, :], mask=inside[:, None] & (e < E)[None, :], other=0.0)
         values = tl.load(of_v + e[:, None], mask=(j < last)[None, :] & (e < E)[:, None], other=0.0)
         d_weight = times(grad, values, d_weight, PRECISION)
-    d_logit = weight * (d_weight - tl.load(delta + row, mask=inside, other=0.0)[:, None])
-    kind = weights.dtype.element_ty
-    tl.store(weights + place, weight.to(kind), mask=there)
-    if KEPT:
-        tl.store(logits + place, d_logit, mask=there)
-    if not MIXED:
-        tl.store(d_scores + place, (d_logit * scale).to(kind), mask=there)
+    line = tl.program_id(2).to(tl.int64) * (end - begin) + rows - begin
+    if SUMMED:
+        lines = tl.num_programs(2).to(tl.int64) * (end - begin)
+        tl.store(sums + tl.program_id(0) * lines + line, tl.sum(weight * d_weight, 1), mask=inside)
+    else:
+        d_logit = weight * (d_weight - tl.load(delta + line, mask=inside, other=0.0)[:, None])
+        kind = weights.dtype.element_ty
+        tl.store(weights + place, weight.to(kind), mask=there)
+        if KEPT:
+            tl.store(logits + place, d_logit, mask=there)
+        if not MIXED:
+            tl.store(d_scores + place, (d_logit * tl.load(stretch)).to(kind), mask=there)

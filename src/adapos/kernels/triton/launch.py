@@ -26,7 +26,8 @@ from adapos.kernels.triton.weigh import weigh as weighing
 
 MATRICES = ("w_score", "w_bias", "b_in", "w_out")
 # settings that decide which tiles are the fastest
-KIND = ["H", "HEADS", "D", "E", "CHANNELS", "TAPS", "MIXED", "TABLE", "IDS", "RAMP", "DOCS", "BIASED", "PRECISION"]
+KIND = ["H", "HEADS", "D", "E", "CHANNELS", "TAPS", "MIXED", "SUMMED", "TABLE", "IDS", "RAMP", "DOCS", "BIASED"]
+KIND += ["PRECISION"]
 TRIES = 3  # tiles, at most
 Grid = Callable[[Mapping[str, Any]], tuple[int, ...]]
 
@@ -60,9 +61,9 @@ class Kernel:
 
     run: Any
     tiles: tuple[Tile, ...]
-    # numbers of one kind, of all pairs and heads of a tile or of its queries' values, that a thread has registers for,
-    # where there is one tap and where there are several, as docs/gpu-resources.csv shows
-    room: tuple[int, int]
+    # numbers of one kind, of all pairs and heads of a tile or of its queries' values, that a thread has registers for:
+    # of one tap, of several, and of several with 32 heads, as docs/gpu-resources.csv shows
+    room: tuple[int, int, int]
     block: int | None = None  # channels of the hidden layer at a time
     gathers: bool = False  # a sum of values for each query
     restored: tuple[str, ...] = ()  # tensors that it reads and writes
@@ -70,11 +71,13 @@ class Kernel:
 
     def fitting(self, of: Mapping[str, Any]) -> tuple[Tile, ...]:
         """Tiles that a call of these settings has registers for, the largest first; or the one that needs least."""
-        taps, channels, heads = (of[name] if name in self.names else 1 for name in ("TAPS", "CHANNELS", "HEADS"))
+        taps, heads = (of[name] if name in self.names else 1 for name in ("TAPS", "HEADS"))
         values = of["VALUES"] if self.gathers else 0
-        room = self.room[taps > 1] / (2 if taps * channels > 96 else 1)
+        room: float = self.room[0 if taps == 1 else 1 if heads <= 16 else 2]
+        if self.zeroed and taps > 3:  # a sum for each of them
+            room /= 2
         if of.get("PRECISION") == "ieee":  # operands are in registers, too
-            room /= 4 if taps > 1 else 2
+            room /= 4 if taps > 1 or heads > 16 else 2
 
         def held(tile: Tile) -> float:
             return tile.M * (tile.N * heads + values) / tile.threads
@@ -97,18 +100,31 @@ class Kernel:
 
     def __call__(self, grid: Grid, arguments: Mapping[str, Any]) -> None:
         taken = {name: x for name, x in arguments.items() if name in self.names}
-        if INTERPRETED or torch.are_deterministic_algorithms_enabled():
-            config = self.configurations(taken, lanes())[0]
+        if INTERPRETED:
+            self.start(self.configurations(taken)[0], grid, taken)
+        elif torch.are_deterministic_algorithms_enabled():
+            self.start_first(grid, taken)
         elif (kind := self.kind(taken)) in CHOSEN:
-            config = CHOSEN[kind]
+            self.start(CHOSEN[kind], grid, taken)
         else:
             tuner = self.tuner(taken)
             tuner[grid](**taken)
-            CHOSEN[kind] = tuner.best_config
-            return
+            CHOSEN[kind], TRIED[kind] = tuner.best_config, getattr(tuner, "configs_timings", {})
+
+    def start(self, config: Any, grid: Grid, taken: Mapping[str, Any]) -> None:
         self.run[grid(config.kwargs)](
             **taken, **config.kwargs, num_warps=config.num_warps, num_stages=config.num_stages
         )
+
+    def start_first(self, grid: Grid, taken: Mapping[str, Any]) -> None:
+        """With the first tile that the device has memory for, which is the same one each time."""
+        *others, last = self.configurations(taken, lanes())
+        for config in others:
+            try:
+                return self.start(config, grid, taken)
+            except triton.OutOfResources:
+                continue  # nothing has been started
+        self.start(last, grid, taken)
 
     def kind(self, taken: Mapping[str, Any]) -> tuple[Any, ...]:
         """What decides which tiles are the fastest: types, settings, and whether there is little or much to do."""
@@ -134,17 +150,19 @@ def lanes() -> int:
 
 # the configuration of each kind, once its tiles have been tried
 CHOSEN: dict[tuple[Any, ...], Any] = {}
+# milliseconds of each of its configurations, the median first and then what most runs lie between
+TRIED: dict[tuple[Any, ...], dict[Any, Any]] = {}
 WEIGH = Kernel(
     weighing,
     (Tile(16, 16, 32), Tile(8, 32, 16), Tile(4, 32, 16), Tile(2, 32, 16), Tile(1, 32, 16), Tile(2, 16, 16)),
-    (16, 16),
+    (16, 16, 8),
     block=16,
 )
-UNMIX = Kernel(unmixing, (Tile(8, 32), Tile(4, 32), Tile(2, 32), Tile(1, 32)), (16, 8), block=16)
+UNMIX = Kernel(unmixing, (Tile(8, 32), Tile(4, 32), Tile(2, 32), Tile(1, 32)), (16, 8, 8), block=16)
 LEARN = Kernel(
     learning,
     (Tile(4, 32), Tile(2, 32), Tile(1, 32), Tile(1, 16)),
-    (8, 4),
+    (8, 4, 4),
     block=16,
     zeroed=tuple(f"d_{name}" for name in MATRICES),
 )
@@ -156,16 +174,17 @@ GATHER = Kernel(
         Tile(16, 64, 64, threads=128, stages=2),
         Tile(32, 32, 32),
     ),
-    (64, 0),
+    (64, 0, 0),
     gathers=True,
 )
 DIFFERENTIATE = Kernel(
     differentiating,
     (Tile(64, 64, 64), Tile(64, 32, 64, threads=128), Tile(32, 32, 64, threads=128)),
-    (16, 0),
+    (16, 0, 0),
     restored=("logits",),
+    zeroed=("sums",),
 )
-TALLY = Kernel(tallying, (Tile(8, 128),), (8, 0))
+TALLY = Kernel(tallying, (Tile(8, 128),), (8, 0, 0))
 
 KERNELS = {
     "weigh": WEIGH,
@@ -194,11 +213,11 @@ def unmix(chunk: Chunk, **arguments: Any) -> None:
     UNMIX(all_heads(chunk, arguments["TAPS"]), arguments)
 
 
-def summed(of_mix: Mapping[str, Any]) -> int:
-    """How many numbers `learn` writes for each pair, at most."""
+def summed(of_mix: Mapping[str, Any]) -> tuple[int, int]:
+    """How many numbers `learn` writes for each pair, at most, and for each text at least."""
     size = sum(x.numel() for name in MATRICES if (x := of_mix[name]) is not None)
     keys = min(tile.N for tile in LEARN.tiles) - sizes.halo(of_mix["TAPS"])
-    return -(-size // (sizes.SPAN * max(1, keys)))
+    return -(-size // (sizes.SPAN * max(1, keys))), size
 
 
 def learn(chunk: Chunk, *, atomic: bool, **arguments: Any) -> dict[str, Tensor]:
@@ -217,11 +236,16 @@ def gather(chunk: Chunk, **arguments: Any) -> None:
 
 
 def differentiate(chunk: Chunk, **arguments: Any) -> None:
-    heads = len(chunk.texts) * arguments["H"]
-    DIFFERENTIATE(
-        lambda tile: (triton.cdiv(len(chunk.keys), tile["N"]), triton.cdiv(len(chunk.rows), tile["M"]), heads),
-        arguments,
-    )
+    """What is summed first is taken from every pair afterwards: p (dp - sum of p dp)."""
+    heads, rows = len(chunk.texts) * arguments["H"], len(chunk.rows)
+
+    def grid(tile: Mapping[str, Any]) -> tuple[int, ...]:
+        return triton.cdiv(len(chunk.keys), tile["N"]), triton.cdiv(rows, tile["M"]), heads
+
+    tiles = max(grid(tile.sizes)[0] for tile in DIFFERENTIATE.fitting(arguments))
+    sums = arguments["shares"].new_zeros((tiles, heads, rows))
+    DIFFERENTIATE(grid, {**arguments, "sums": sums, "delta": None, "SUMMED": True})
+    DIFFERENTIATE(grid, {**arguments, "sums": None, "delta": sums.sum(0), "SUMMED": False})
 
 
 def tally(chunk: Chunk, grad: Tensor, **where: int) -> Tensor:

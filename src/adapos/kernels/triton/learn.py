@@ -97,8 +97,9 @@ def learn(
         )  # fmt: skip
         bias = near(tl.reshape(bias, [HEADS, M * N]), PRECISION)
         before = hidden(
-            score, bias, of_score, of_bias, b_in + block * BLOCK, 0, BLOCK, TAPS, M, N, SCORED, BIASED, PRECISION
-        )
+            score, bias, of_score, of_bias, w_score, w_bias, b_in + block * BLOCK, 0, HEADS, CHANNELS, BLOCK, TAPS, M,
+            N, SCORED, BIASED, True, PRECISION,
+        )  # fmt: skip
         unit = near(tl.where(own, tl.where(before > 0, before, before * slope), 0.0), PRECISION)
         d_unit = tl.zeros([BLOCK, M * N], tl.float32)
         sums = ()

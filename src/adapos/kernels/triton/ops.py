@@ -28,7 +28,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor
 
 def backward(grad: Tensor, out: Tensor, ends: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
     with torch.cuda.device_of(q), torch.autocast(q.device.type, enabled=False):
-        found = passes.backward(_problem(q, k, v, rest), grad, out, ends)
+        found = passes.backward(_problem(q, k, v, rest), grad, ends)
     terms = dict(zip(NAMES[:-1], rest[4 : 4 + len(NAMES) - 1], strict=True))
     return [found[name].to(x.dtype) for name, x in {"q": q, "k": k, "v": v, **terms}.items() if x is not None]
 

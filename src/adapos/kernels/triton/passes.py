@@ -5,24 +5,27 @@ backward    weigh -> logits    differentiate -> p, dlogit    unmix -> dS, dB    
 
 What is linear then, dq = dS k, dk = dS' q, dv = p' dout and sums of dB for ramps, torch does; `tally` for tables. Where
 nothing mixes heads there are neither `weigh` nor `unmix` and `learn`.
+
+dS is as wide as the texts' numbers. float16 knows none below 6e-8, so that it is stretched there by a power of two, as
+far as no product can overflow, and the products are shrunk again.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from adapos.kernels.triton import sizes
+from adapos.kernels.triton import sizes, told
 from adapos.kernels.triton.launch import differentiate, gather, learn, summed, unmix, weigh
 from adapos.kernels.triton.problem import Problem, of_chunk
 from adapos.kernels.triton.sizes import Chunk
 from adapos.kernels.triton.sums import Sums
 
 # sums for matrices are added in place: less memory, and last digits that differ from run to run
-ATOMIC = os.environ.get("ADAPOS_TRITON_ATOMIC") == "1"
+ATOMIC = told("ADAPOS_TRITON_ATOMIC")
+LARGEST = 2.0**15  # in float16, of what is stretched
 
 
 class Buffers:
@@ -83,18 +86,41 @@ def joined(out: Tensor, top: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     return gathered, torch.stack([greatest, total])
 
 
-def backward(problem: Problem, grad: Tensor, out: Tensor, ends: Tensor) -> dict[str, Tensor]:
+def stretched(problem: Problem, grad: Tensor, rows: int) -> Tensor:
+    """By how much the gradients of scores are stretched, for sums over so many rows; of what only float16 needs."""
+    q, k, v = problem.q, problem.k, problem.v
+    if q.dtype != torch.float16:
+        return q.new_ones(1, dtype=torch.float32)
+    # the sum over keys of |p (dp - sum of p dp)|, and how much of it a mix makes
+    bound = 2 * longest(grad) * longest(v) * abs(problem.scale)
+    if problem.w_score is not None and problem.w_out is not None:
+        taps = len(problem.w_out)
+        through = torch.linalg.vector_norm(problem.w_score) * torch.linalg.vector_norm(problem.w_out)
+        bound = bound * (1 + taps * problem.heads**0.5 * through)
+    repeats = problem.heads // k.shape[1]
+    times = torch.stack([k.abs().amax().float(), rows * repeats * q.abs().amax().float()]).amax().clamp(min=1)
+    by = (LARGEST / (bound * times)).log2().floor().clamp(-64, 64).exp2()
+    return torch.where(bound > 0, by, 1.0).reshape(1)
+
+
+def longest(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax()
+
+
+def backward(problem: Problem, grad: Tensor, ends: Tensor) -> dict[str, Tensor]:
     """The gradients of all tensors of the problem but ids and documents, by name."""
     q, k, v = problem.q, problem.k, problem.v
     top, sums = ends
-    delta = (grad * out).sum(-1)
     grad = grad.to(v.dtype).contiguous()
     shares = torch.where(sums == 0, 0.0, 1 / sums)
     of_pairs, of_values, of_mix = problem.of_pairs(), problem.of_values(), problem.of_mix()
-    chunks = problem.chunks(max(problem.heads, summed(of_mix)) if problem.mixed else problem.heads)
+    learned, least = summed(of_mix) if problem.mixed else (0, 0)
+    chunks = problem.chunks(max(problem.heads, learned), least)
     buffers = Buffers(problem, chunks)
     d_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     d_k, d_v = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
+    by = stretched(problem, grad, max(len(chunk.rows) for chunk in chunks))
+    stretch = problem.scale * by
     total, atomic = Sums(problem), ATOMIC and not torch.are_deterministic_algorithms_enabled()
     for chunk in chunks:
         where = of_chunk(chunk, buffers.pitch)
@@ -105,13 +131,13 @@ def backward(problem: Problem, grad: Tensor, out: Tensor, ends: Tensor) -> dict[
             scores = buffers.of("scores", chunk)
             weigh(chunk, logits=logits, kept=scores, KEPT=True, **of_pairs, **of_mix, **where)
         differentiate(
-            chunk, logits=logits, weights=weights, d_scores=d_scores, d_out=grad, delta=delta, top=top, shares=shares,
-            **of_pairs, **of_values, **where, KEPT=kept,
+            chunk, logits=logits, weights=weights, d_scores=d_scores, d_out=grad, top=top, shares=shares,
+            stretch=stretch, **of_pairs, **of_values, **where, KEPT=kept,
         )  # fmt: skip
         if problem.mixed:
             d_biases = buffers.of("d_biases", chunk) if problem.biased else None
             of_tiles = {"scores": scores, "d_logits": logits, **of_pairs, **of_mix, **where}
-            unmix(chunk, d_scores=d_scores, d_biases=d_biases, **of_tiles)
+            unmix(chunk, d_scores=d_scores, d_biases=d_biases, stretch=stretch, **of_tiles)
             total.of_matrices(learn(chunk, atomic=atomic, **of_tiles))
         texts, rows, keys = (slice(part.start, part.stop) for part in (chunk.texts, chunk.rows, chunk.keys))
         seen, moved = (_of_groups(x, k)[..., : len(chunk.keys)] for x in (weights, d_scores))
@@ -120,7 +146,7 @@ def backward(problem: Problem, grad: Tensor, out: Tensor, ends: Tensor) -> dict[
         d_v[texts, :, keys] += seen.mT @ _of_groups(grad[texts, :, rows], k)
         if problem.biased and d_biases is not None:
             total.of_biases(d_biases, chunk, where)
-    return {"q": d_q, "k": d_k.to(k.dtype), "v": d_v.to(v.dtype), **total.found}
+    return {"q": (d_q / by).to(q.dtype), "k": (d_k / by).to(k.dtype), "v": d_v.to(v.dtype), **total.found}
 
 
 def _of_groups(x: Tensor, k: Tensor) -> Tensor:

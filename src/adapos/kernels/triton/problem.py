@@ -51,14 +51,15 @@ class Problem:
     def biased(self) -> bool:
         return self.table is not None or self.ramp_q is not None
 
-    def chunks(self, numbers: int) -> list[Chunk]:
-        """With so many numbers in memory for each pair."""
+    def chunks(self, numbers: int, least: int = 0) -> list[Chunk]:
+        """With so many numbers in memory for each pair, and for each text at least."""
         return sizes.chunks(
             self.q.shape[0],
             self.q.shape[2],
             self.k.shape[2],
             heads=self.heads,
             numbers=numbers,
+            least=least,
             start=self.start,
             window=self.window,
             causal=self.causal,

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 LOGITS = 2**25
 ROWS = 64  # a chunk has a multiple of these queries, or of LEAST where texts are very long
 LEAST = 16
+CUT = 256  # and as many at least where texts are cut for having many: gradients of keys are added chunk by chunk
 STEP = 16  # rows of memory begin at multiples of these numbers; heads and channels are padded to as many
 SPAN = 64  # queries that a program of all heads goes through, with what it holds of keys and matrices
 FEW = 16  # queries, for which tiles are tried apart from others
 MANY = 2**18  # pairs of a text in a chunk, for which they are too
 PART = 512  # keys of a part at least
 KEPT = 2**14  # numbers of keys, all heads, that a program of all heads keeps while it goes through queries
+MATRICES = 2**11  # numbers of a matrix of a mix, all taps, that it keeps likewise; of others some channels at a time
 FURTHEST = 2**30  # numbers of a text in a chunk at most, whose places are told in 32 bits
 DEEPEST = 65_535  # programs along the last axis of a grid, at most
 PROGRAMS = 256  # that a device runs at once, more or less
@@ -29,16 +31,21 @@ class Chunk:
 
 
 def chunks(
-    batch: int, queries: int, keys: int, *, heads: int, numbers: int, start: int, window: int, causal: bool
+    batch: int, queries: int, keys: int, *, heads: int, numbers: int, least: int, start: int, window: int, causal: bool
 ) -> list[Chunk]:
-    """`numbers` are in memory for each pair. `window` is 0 where there is none.
+    """`numbers` are in memory for each pair, and `least` for each text. `window` is 0 where there is none.
 
     The last queries come first: they see the most keys, and tiles are tried on what comes first.
     """
-    rows = LOGITS // (numbers * keys) if numbers else batch * queries
-    texts = min(max(1, rows // queries), DEEPEST // heads)
-    rows = queries if rows >= queries else max(rows // ROWS * ROWS or rows // LEAST * LEAST, LEAST)
-    rows = max(1, min(rows, FURTHEST // (heads * keys)))
+    rows, texts = queries, batch
+    if numbers:
+        room = LOGITS // (numbers * keys)
+        # few queries of many texts rather than all of few: a chunk has all keys that its last query sees
+        rows = min(queries, room, max(room // batch, CUT))
+        if rows < queries:
+            rows = max(rows // ROWS * ROWS or rows // LEAST * LEAST, LEAST)
+        texts = LOGITS // max(numbers * keys * rows, least)
+    rows, texts = max(1, min(rows, FURTHEST // (heads * keys))), max(1, min(texts, DEEPEST // heads))
     found = []
     for text in range(0, batch, texts):
         for end in range(queries, 0, -rows):

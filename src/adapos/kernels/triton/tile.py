@@ -34,7 +34,9 @@ def times(x, y, total, PRECISION: tl.constexpr):
 def near(x, PRECISION: tl.constexpr):
     """Float32 as the nearest number of TF32, where products are of such: hardware would cut, always towards zero."""
     if PRECISION == "tf32" or PRECISION == "interpreted tf32":
-        return ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+        rounded = ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+        # what is no number must stay none: rounding would carry into its sign
+        return tl.where(x == x, rounded, x)
     return x
 
 
@@ -179,32 +181,50 @@ def along_keys(x, by: tl.constexpr, CHANNELS: tl.constexpr, M: tl.constexpr, N: 
 
 
 @triton.jit
+def matrix(
+    held, weights, block, tap: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, down: tl.constexpr,
+    across: tl.constexpr, further: tl.constexpr, TAPS: tl.constexpr, apart: tl.constexpr, HELD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(ROWS, COLUMNS): that of a block of channels and a tap, of those that are held, or read now."""
+    if HELD:
+        return held[block * TAPS + tap]
+    at = tl.arange(0, ROWS)[:, None] * down + tl.arange(0, COLUMNS)[None, :] * across
+    return near(tl.load(weights + block * further + tap * apart + at), PRECISION)
+
+
+@triton.jit
 def matrices(
     weights, ROWS: tl.constexpr, COLUMNS: tl.constexpr, down: tl.constexpr, across: tl.constexpr, BLOCKS: tl.constexpr,
     further: tl.constexpr, TAPS: tl.constexpr, apart: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(ROWS, COLUMNS) for each block of channels and each tap; read before a loop, they stay in shared memory."""
+    """One for each block of channels and each tap; read before a loop, they stay in shared memory."""
     found = ()
-    at = tl.arange(0, ROWS)[:, None] * down + tl.arange(0, COLUMNS)[None, :] * across
     for block in tl.static_range(BLOCKS):
         for tap in tl.static_range(TAPS):
-            found = found + (near(tl.load(weights + block * further + tap * apart + at), PRECISION),)
+            one = matrix((), weights, block, tap, ROWS, COLUMNS, down, across, further, TAPS, apart, False, PRECISION)
+            found = found + (one,)
     return found
 
 
 @triton.jit
 def hidden(
-    score, bias, of_score, of_bias, b_in, block, BLOCK: tl.constexpr, TAPS: tl.constexpr, M: tl.constexpr,
-    N: tl.constexpr, SCORED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
+    score, bias, of_score, of_bias, w_score, w_bias, b_in, block, HEADS: tl.constexpr, CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr, TAPS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, SCORED: tl.constexpr,
+    BIASED: tl.constexpr, HELD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """(BLOCK, M * N): what the first layer makes of the scores and biases of all heads, before its rectifier."""
+    size: tl.constexpr = BLOCK * HEADS
+    apart: tl.constexpr = CHANNELS * HEADS
     total = tl.zeros([BLOCK, M * N], tl.float32) + tl.load(b_in + block * BLOCK + tl.arange(0, BLOCK))[:, None]
     for tap in tl.static_range(TAPS):
         part = tl.zeros([BLOCK, M * N], tl.float32)
         if SCORED:
-            part = times(of_score[block * TAPS + tap], score, part, PRECISION)
+            w = matrix(of_score, w_score, block, tap, BLOCK, HEADS, HEADS, 1, size, TAPS, apart, HELD, PRECISION)
+            part = times(w, score, part, PRECISION)
         if BIASED:
-            part = times(of_bias[block * TAPS + tap], bias, part, PRECISION)
+            w = matrix(of_bias, w_bias, block, tap, BLOCK, HEADS, HEADS, 1, size, TAPS, apart, HELD, PRECISION)
+            part = times(w, bias, part, PRECISION)
         total += along_keys(part, tap - TAPS // 2, BLOCK, M, N)
     return total
 

@@ -8,12 +8,15 @@ As in `weigh` the outermost 2r keys of a tile on either side are there for taps 
 
     |<- 2r ->|<------ N - 4r keys that are written ------>|<- 2r ->|       BLOCK channels of the hidden layer at a time
 
+Matrices are read once and stay in shared memory (HELD), or where they are large those of BLOCK channels at a time.
+
 A program is (tile of keys, SPAN queries, M at a time, text of the chunk).
 """
 
 import triton
 import triton.language as tl
 
+from adapos.kernels.triton import sizes
 from adapos.kernels.triton.tile import (
     LENGTHS,
     along_keys,
@@ -21,6 +24,7 @@ from adapos.kernels.triton.tile import (
     hidden,
     keys,
     matrices,
+    matrix,
     near,
     places,
     read,
@@ -29,22 +33,55 @@ from adapos.kernels.triton.tile import (
     watching,
 )
 
+MATRICES = tl.constexpr(sizes.MATRICES)
+
+
+@triton.jit
+def of_channels(
+    d_score, d_bias, score, bias, d_logits, place, there, j, first, last, flat, of_score, of_bias, to_score, to_bias,
+    of_unit, w_score, w_bias, b_in, w_out, slope, block, HEADS: tl.constexpr, CHANNELS: tl.constexpr,
+    TAPS: tl.constexpr, SCORED: tl.constexpr, BIASED: tl.constexpr, HELD: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradients of the scores and biases of all heads, with what a block of channels adds to them."""
+    reach: tl.constexpr = TAPS // 2
+    size: tl.constexpr = BLOCK * HEADS
+    apart: tl.constexpr = CHANNELS * HEADS
+    before = hidden(
+        score, bias, of_score, of_bias, w_score, w_bias, b_in, block, HEADS, CHANNELS, BLOCK, TAPS, M, N, SCORED,
+        BIASED, HELD, PRECISION,
+    )  # fmt: skip
+    d_unit = tl.zeros([BLOCK, M * N], tl.float32)
+    for tap in tl.static_range(TAPS):
+        d_logit = near(read(d_logits, place, there, j, first, last, reach - tap, HEADS, M, N), PRECISION)
+        w = matrix(of_unit, w_out, block, tap, BLOCK, HEADS, 1, CHANNELS, BLOCK, TAPS, apart, HELD, PRECISION)
+        d_unit = times(w, d_logit, d_unit, PRECISION)
+    d_unit = near(tl.where(flat, tl.where(before > 0, d_unit, d_unit * slope), 0.0), PRECISION)
+    for tap in tl.static_range(TAPS):
+        moved = along_keys(d_unit, reach - tap, BLOCK, M, N)
+        if SCORED:
+            w = matrix(to_score, w_score, block, tap, HEADS, BLOCK, 1, HEADS, size, TAPS, apart, HELD, PRECISION)
+            d_score = times(w, moved, d_score, PRECISION)
+        if BIASED:
+            w = matrix(to_bias, w_bias, block, tap, HEADS, BLOCK, 1, HEADS, size, TAPS, apart, HELD, PRECISION)
+            d_bias = times(w, moved, d_bias, PRECISION)
+    return d_score, d_bias
+
 
 @triton.jit(do_not_specialize=LENGTHS)
 def unmix(
     scores, d_logits, d_scores, d_biases, table, q_pos, k_pos, q_doc, k_doc, ramp_q, ramp_k, w_score, w_bias, b_in,
-    w_out, T, S, R, zero, start, window, text, begin, end, first, last, pitch, scale, slope, H: tl.constexpr,
+    w_out, stretch, T, S, R, zero, start, window, text, begin, end, first, last, pitch, slope, H: tl.constexpr,
     HEADS: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     DOCS: tl.constexpr, TABLE: tl.constexpr, IDS: tl.constexpr, RAMP: tl.constexpr, SCORED: tl.constexpr,
     BIASED: tl.constexpr, ADDED: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     BLOCK: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    reach: tl.constexpr = TAPS // 2
     blocks: tl.constexpr = CHANNELS // BLOCK
     kind = d_scores.dtype.element_ty
     local = tl.program_id(2)
     b, h = (text + local).to(tl.int64), tl.arange(0, HEADS)
-    j, owned = keys(tl.program_id(0), first, last, 2 * reach, N)
+    j, owned = keys(tl.program_id(0), first, last, 2 * (TAPS // 2), N)
     skipped = local.to(tl.int64) * H * (end - begin) * pitch * 16
     scores += skipped
     d_logits += skipped
@@ -61,14 +98,18 @@ def unmix(
             tl.store(d_scores + place, tl.zeros([HEADS, M, N], kind), mask=mine)
             if BIASED:
                 tl.store(d_biases + place, tl.zeros([HEADS, M, N], tl.float32), mask=mine)
-    of_score, of_bias, to_score, to_bias = (), (), (), ()
-    if SCORED:
-        of_score = matrices(w_score, BLOCK, HEADS, HEADS, 1, blocks, BLOCK * HEADS, TAPS, CHANNELS * HEADS, PRECISION)
-        to_score = matrices(w_score, HEADS, BLOCK, 1, HEADS, blocks, BLOCK * HEADS, TAPS, CHANNELS * HEADS, PRECISION)
-    if BIASED:
-        of_bias = matrices(w_bias, BLOCK, HEADS, HEADS, 1, blocks, BLOCK * HEADS, TAPS, CHANNELS * HEADS, PRECISION)
-        to_bias = matrices(w_bias, HEADS, BLOCK, 1, HEADS, blocks, BLOCK * HEADS, TAPS, CHANNELS * HEADS, PRECISION)
-    of_unit = matrices(w_out, BLOCK, HEADS, 1, CHANNELS, blocks, BLOCK, TAPS, CHANNELS * HEADS, PRECISION)
+    size: tl.constexpr = BLOCK * HEADS
+    apart: tl.constexpr = CHANNELS * HEADS
+    HELD: tl.constexpr = apart * TAPS <= MATRICES
+    of_score, of_bias, to_score, to_bias, of_unit = (), (), (), (), ()
+    if HELD:
+        if SCORED:
+            of_score = matrices(w_score, BLOCK, HEADS, HEADS, 1, blocks, size, TAPS, apart, PRECISION)
+            to_score = matrices(w_score, HEADS, BLOCK, 1, HEADS, blocks, size, TAPS, apart, PRECISION)
+        if BIASED:
+            of_bias = matrices(w_bias, BLOCK, HEADS, HEADS, 1, blocks, size, TAPS, apart, PRECISION)
+            to_bias = matrices(w_bias, HEADS, BLOCK, 1, HEADS, blocks, size, TAPS, apart, PRECISION)
+        of_unit = matrices(w_out, BLOCK, HEADS, 1, CHANNELS, blocks, BLOCK, TAPS, apart, PRECISION)
     for row in range(low_seen, high_seen, M):
         rows = row + tl.arange(0, M)
         i = start + rows
@@ -84,21 +125,22 @@ def unmix(
         bias = near(tl.reshape(bias, [HEADS, M * N]), PRECISION)
         d_score = tl.zeros([HEADS, M * N], tl.float32)
         d_bias = tl.zeros([HEADS, M * N], tl.float32)
-        for block in tl.static_range(blocks):
-            before = hidden(score, bias, of_score, of_bias, b_in, block, BLOCK, TAPS, M, N, SCORED, BIASED, PRECISION)
-            d_unit = tl.zeros([BLOCK, M * N], tl.float32)
-            for tap in tl.static_range(TAPS):
-                d_logit = read(d_logits, place, there, j, first, last, reach - tap, HEADS, M, N)
-                d_unit = times(of_unit[block * TAPS + tap], near(d_logit, PRECISION), d_unit, PRECISION)
-            d_unit = near(tl.where(flat, tl.where(before > 0, d_unit, d_unit * slope), 0.0), PRECISION)
-            for tap in tl.static_range(TAPS):
-                moved = along_keys(d_unit, reach - tap, BLOCK, M, N)
-                if SCORED:
-                    d_score = times(to_score[block * TAPS + tap], moved, d_score, PRECISION)
-                if BIASED:
-                    d_bias = times(to_bias[block * TAPS + tap], moved, d_bias, PRECISION)
+        if HELD:
+            for block in tl.static_range(blocks):
+                d_score, d_bias = of_channels(
+                    d_score, d_bias, score, bias, d_logits, place, there, j, first, last, flat, of_score, of_bias,
+                    to_score, to_bias, of_unit, w_score, w_bias, b_in, w_out, slope, block, HEADS, CHANNELS, TAPS,
+                    SCORED, BIASED, HELD, PRECISION, M, N, BLOCK,
+                )  # fmt: skip
+        else:
+            for block in range(blocks):
+                d_score, d_bias = of_channels(
+                    d_score, d_bias, score, bias, d_logits, place, there, j, first, last, flat, of_score, of_bias,
+                    to_score, to_bias, of_unit, w_score, w_bias, b_in, w_out, slope, block, HEADS, CHANNELS, TAPS,
+                    SCORED, BIASED, HELD, PRECISION, M, N, BLOCK,
+                )  # fmt: skip
         d_logit = read(d_logits, place, there, j, first, last, 0, HEADS, M, N)
-        d_score = tl.where(flat, d_score + d_logit, 0.0) * scale
+        d_score = tl.where(flat, d_score + d_logit, 0.0) * tl.load(stretch)
         tl.store(d_scores + place, tl.reshape(d_score, [HEADS, M, N]).to(kind), mask=mine)
         if BIASED:
             if ADDED:

@@ -25,6 +25,7 @@ from adapos.kernels.triton.tile import (
     hidden,
     keys,
     matrices,
+    matrix,
     near,
     places,
     scores,
@@ -33,7 +34,32 @@ from adapos.kernels.triton.tile import (
     watching,
 )
 
-KEPT_KEYS = tl.constexpr(sizes.KEPT)
+NUMBERS = tl.constexpr(sizes.KEPT)
+MATRICES = tl.constexpr(sizes.MATRICES)
+
+
+@triton.jit
+def through_channels(
+    logit, score, bias, flat, of_score, of_bias, of_unit, w_score, w_bias, b_in, w_out, slope, block,
+    HEADS: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, SCORED: tl.constexpr, BIASED: tl.constexpr,
+    HELD: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The logits of all heads, with what a block of channels adds to them."""
+    unit = hidden(
+        score, bias, of_score, of_bias, w_score, w_bias, b_in, block, HEADS, CHANNELS, BLOCK, TAPS, M, N, SCORED,
+        BIASED, HELD, PRECISION,
+    )  # fmt: skip
+    unit = tl.where(unit > 0, unit, unit * slope)
+    if TAPS > 1:
+        # again, or decoding differs from one pass
+        unit = tl.where(flat, unit, 0.0)
+    unit = near(unit, PRECISION)
+    apart: tl.constexpr = CHANNELS * HEADS
+    for tap in tl.static_range(TAPS):
+        w = matrix(of_unit, w_out, block, tap, HEADS, BLOCK, CHANNELS, 1, BLOCK, TAPS, apart, HELD, PRECISION)
+        part = times(w, unit, tl.zeros([HEADS, M * N], tl.float32), PRECISION)
+        logit += along_keys(part, tap - TAPS // 2, HEADS, M, N)
+    return logit
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -64,17 +90,21 @@ def weigh(
             if KEPT:
                 tl.store(kept + place, tl.zeros([HEADS, M, N], tl.float32), mask=there)
     # all numbers of the keys, where they are not too many
-    HELD: tl.constexpr = HEADS * N * D <= KEPT_KEYS
+    HELD_KEYS: tl.constexpr = HEADS * N * D <= NUMBERS
     held = ()
-    if HELD:
+    if HELD_KEYS:
         held = all_of_keys(k, b, h, j, k_batch, k_head, k_token, S, H, REPEATS, D, DEPTH)
     blocks: tl.constexpr = CHANNELS // BLOCK
-    of_score, of_bias = (), ()
-    if SCORED:
-        of_score = matrices(w_score, BLOCK, HEADS, HEADS, 1, blocks, BLOCK * HEADS, TAPS, CHANNELS * HEADS, PRECISION)
-    if BIASED:
-        of_bias = matrices(w_bias, BLOCK, HEADS, HEADS, 1, blocks, BLOCK * HEADS, TAPS, CHANNELS * HEADS, PRECISION)
-    of_unit = matrices(w_out, HEADS, BLOCK, CHANNELS, 1, blocks, BLOCK, TAPS, CHANNELS * HEADS, PRECISION)
+    size: tl.constexpr = BLOCK * HEADS
+    apart: tl.constexpr = CHANNELS * HEADS
+    HELD: tl.constexpr = apart * TAPS <= MATRICES
+    of_score, of_bias, of_unit = (), (), ()
+    if HELD:
+        if SCORED:
+            of_score = matrices(w_score, BLOCK, HEADS, HEADS, 1, blocks, size, TAPS, apart, PRECISION)
+        if BIASED:
+            of_bias = matrices(w_bias, BLOCK, HEADS, HEADS, 1, blocks, size, TAPS, apart, PRECISION)
+        of_unit = matrices(w_out, HEADS, BLOCK, CHANNELS, 1, blocks, BLOCK, TAPS, apart, PRECISION)
     for row in range(low_seen, high_seen, M):
         rows = row + tl.arange(0, M)
         i = start + rows
@@ -83,7 +113,7 @@ def weigh(
         found = seen(b, rows, i, j, q_doc, k_doc, T, S, window, CAUSAL, WINDOW, DOCS)
         score = scores(
             q, k, held, b, h, rows, j, q_batch, q_head, q_token, k_batch, k_head, k_token, T, S, scale, H, REPEATS, D,
-            DEPTH, HELD, HEADS, M, N, PRECISION,
+            DEPTH, HELD_KEYS, HEADS, M, N, PRECISION,
         )  # fmt: skip
         score = tl.where(found[None], score, 0.0)
         if KEPT:
@@ -99,15 +129,17 @@ def weigh(
         if ADDED:
             logit += bias
         score, bias = near(score, PRECISION), near(bias, PRECISION)
-        for block in tl.static_range(blocks):
-            unit = hidden(score, bias, of_score, of_bias, b_in, block, BLOCK, TAPS, M, N, SCORED, BIASED, PRECISION)
-            unit = tl.where(unit > 0, unit, unit * slope)
-            if TAPS > 1:
-                # again, or decoding differs from one pass
-                unit = tl.where(flat, unit, 0.0)
-            unit = near(unit, PRECISION)
-            for tap in tl.static_range(TAPS):
-                part = times(of_unit[block * TAPS + tap], unit, tl.zeros([HEADS, M * N], tl.float32), PRECISION)
-                logit += along_keys(part, tap - TAPS // 2, HEADS, M, N)
+        if HELD:
+            for block in tl.static_range(blocks):
+                logit = through_channels(
+                    logit, score, bias, flat, of_score, of_bias, of_unit, w_score, w_bias, b_in, w_out, slope, block,
+                    HEADS, CHANNELS, TAPS, SCORED, BIASED, HELD, PRECISION, M, N, BLOCK,
+                )  # fmt: skip
+        else:
+            for block in range(blocks):
+                logit = through_channels(
+                    logit, score, bias, flat, of_score, of_bias, of_unit, w_score, w_bias, b_in, w_out, slope, block,
+                    HEADS, CHANNELS, TAPS, SCORED, BIASED, HELD, PRECISION, M, N, BLOCK,
+                )  # fmt: skip
         logit = tl.where(flat, logit, float("-inf"))
         tl.store(logits + place, tl.reshape(logit, [HEADS, M, N]), mask=there)

@@ -1,0 +1,107 @@
+"""How calls are cut into chunks, and which tiles are started. No kernel runs here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from adapos.kernels.triton import installed, sizes, told
+
+HEADS, NUMBERS = 12, 12
+
+
+def chunks(batch: int, queries: int, keys: int, **settings: Any) -> list[sizes.Chunk]:
+    usual = {"heads": HEADS, "numbers": NUMBERS, "least": 0, "start": keys - queries, "window": 0, "causal": True}
+    return sizes.chunks(batch, queries, keys, **{**usual, **settings})
+
+
+@pytest.mark.parametrize("numbers", [0, NUMBERS])
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(1, 1, 1), (3, 700, 700), (70, 1, 9_000), (2, 40, 200_000)])
+def test_every_query_is_in_one_chunk_with_all_keys_it_sees(batch: int, queries: int, keys: int, numbers: int) -> None:
+    found = {}
+    for chunk in chunks(batch, queries, keys, numbers=numbers):
+        for text in chunk.texts:
+            for row in chunk.rows:
+                assert (text, row) not in found
+                assert chunk.keys.start == 0
+                found[text, row] = chunk.keys.stop - (keys - queries + row)
+    assert len(found) == batch * queries
+    assert min(found.values()) >= 1
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 300), (5, 2_000), (512, 1_024), (3, 100_000)])
+def test_a_chunk_has_no_more_numbers_than_fit(batch: int, length: int) -> None:
+    for chunk in chunks(batch, length, length):
+        assert NUMBERS * len(chunk.texts) * len(chunk.rows) * len(chunk.keys) <= sizes.LOGITS
+
+
+def test_keys_that_no_query_of_a_chunk_sees_are_few_where_texts_are_many() -> None:
+    pairs = sum(len(chunk.texts) * len(chunk.rows) * len(chunk.keys) for chunk in chunks(64, 1_024, 1_024))
+    assert pairs < 1.3 * 64 * 1_024 * 1_025 / 2
+
+
+def test_a_token_of_each_of_many_texts_is_decoded_in_one_chunk() -> None:
+    assert len(chunks(64, 1, 8_192)) == 1
+
+
+def test_sums_of_very_short_texts_fit_too() -> None:
+    size = 5_000
+    for chunk in chunks(100_000, 8, 8, least=size):
+        assert len(chunk.texts) * size <= sizes.LOGITS
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_tile_that_does_not_fit_the_device_is_passed_over(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tiles may not be tried, for what they sum up is to be the same from run to run."""
+    triton = pytest.importorskip("triton")
+    from adapos.kernels.triton import launch
+
+    started: list[int] = []
+
+    class Run:
+        arg_names = ("x", "M", "N")
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            def start(*, M: int, **_: Any) -> None:
+                if 8 >> failing < M:
+                    raise triton.OutOfResources(2, 1, "shared memory")
+                started.append(M)
+
+            return start
+
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    monkeypatch.setattr(launch, "lanes", lambda: 32)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    tiles = tuple(launch.Tile(M, 16) for M in (8, 4, 2))
+    kernel = replace(launch.TALLY, run=Run(), tiles=tiles, room=(8, 8, 8))
+    kernel(lambda tile: (1,), {"x": torch.zeros(1)})
+    assert started == [8 >> failing]
+
+
+def test_a_device_that_no_tile_fits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    from adapos.kernels.triton import launch
+
+    def start(self: Any, config: Any, grid: Any, taken: Any) -> None:
+        raise triton.OutOfResources(2, 1, "shared memory")
+
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    monkeypatch.setattr(launch, "lanes", lambda: 32)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    monkeypatch.setattr(launch.Kernel, "start", start)
+    with pytest.raises(triton.OutOfResources, match="shared memory"):
+        launch.TALLY(lambda tile: (1,), {})
+
+
+@pytest.mark.parametrize(("value", "answer"), [("1", True), ("true", True), ("ON", True), ("0", False), ("", False)])
+def test_variables_are_read_as_triton_reads_them(value: str, answer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADAPOS_TRITON_ATOMIC", value)
+    assert told("ADAPOS_TRITON_ATOMIC") is answer
+
+
+def test_the_version_of_triton_is_told_without_loading_it() -> None:
+    triton = pytest.importorskip("triton")
+    assert installed() == tuple(int(part) for part in triton.__version__.split(".")[:2])
