@@ -525,10 +525,12 @@ class Machine:
         target, *sources = instruction.operands
         how, _ = instruction.parts
         x, y = (group.read(source, instruction.kind) for source in sources)
-        unordered = how not in COMPARED
-        found = COMPARED[how[:-1] if unordered else how](x, y)
-        if instruction.kind.kind == "f":
-            neither = np.isnan(x) | np.isnan(y)
+        neither = np.isnan(x) | np.isnan(y) if instruction.kind.kind == "f" else np.zeros_like(x, dtype=bool)
+        if how in ("num", "nan"):
+            found = neither if how == "nan" else ~neither
+        else:
+            unordered = how not in COMPARED
+            found = COMPARED[how[:-1] if unordered else how](x, y)
             found = found | neither if unordered else found & ~neither
         group.write(target, found, group.guard(instruction))
 

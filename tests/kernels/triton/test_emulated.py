@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from adapos.kernels import triton
-from judge import made
+from cases import LAYOUTS
+from judge import EDGE, KNOWN, Judge, made, mixed, worse_than_in_halves
 
 pytest.importorskip("triton")
 pytestmark = [
@@ -65,3 +66,39 @@ def test_halves_err_no_more_than_the_reference_does(dtype: torch.dtype, tiles: d
     for number in range(4):
         tiles.update(gather=number, differentiate=number)
         assert judge.beyond(judge.a.run("triton")) == {}
+
+
+@pytest.mark.parametrize(("heads", "channels"), [(12, 32), (16, 144)])
+def test_a_mix_in_tf32_errs_less_than_one_in_halves(heads: int, channels: int, tiles: dict[str, int]) -> None:
+    """With matrices that are held, and with some that are read some channels at a time."""
+    assert worse_than_in_halves(mixed(heads, channels, 1, torch.bfloat16)) == {}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("pairs", KNOWN)
+def test_every_tile_equals_the_reference(pairs: str, number: int, tiles: dict[str, int]) -> None:
+    tiles.update(dict.fromkeys(("weigh", "unmix", "learn", "gather", "differentiate"), number))
+    # three layouts of all, others from one to the next
+    first, found = KNOWN.index(pairs) + number, list(LAYOUTS)
+    for layout in (found[(first + 5 * turn) % len(found)] for turn in range(3)):
+        judge = made(pairs, layout, (2, 37, 6, 2, 20, 12))
+        assert judge.beyond(judge.a.run("triton")) == {}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("pairs", ["mix 1 residual", "mix 3 of ramp"])
+def test_sums_that_are_added_in_place_are_the_same(
+    pairs: str, tiles: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adapos.kernels.triton.passes.ATOMIC", True)
+    judge = made(pairs, "documents", (2, 37, 6, 2, 20, 12))
+    assert judge.beyond(judge.a.run("triton")) == {}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("heads", "channels", "kernel"), [(32, 16, 1), (20, 70, 1), (32, 64, 3), (12, 32, 7)])
+def test_matrices_of_every_width_are_right(heads: int, channels: int, kernel: int, tiles: dict[str, int]) -> None:
+    judge = Judge.of(mixed(heads, channels, kernel))
+    assert judge.edge > EDGE
+    assert judge.beyond(judge.a.run("triton")) == {}
