@@ -20,7 +20,7 @@ HALF, SINGLE = 2, 4  # bytes of a number of the texts, and of all others
 PRODUCT = 128  # queries or keys of a tile of torch's products of matrices
 TEXTS = 64  # queries of a tile of gather and of FlashAttention
 LENGTH = 8_192  # keys, from which follows how many queries a chunk has
-ROWS = 16  # of a product on tensor cores, at least
+COLUMNS = 8  # of a product on tensor cores, at least; its rows are keys where queries are fewer than 16
 EFFICIENCY = 0.6  # of the peak, at which FlashAttention is said to run
 
 
@@ -72,7 +72,7 @@ class Model:
 
 def operations(model: Model, *, backward: bool) -> tuple[float, float]:
     """In half precision, and in TF32. Where all heads are together they are padded."""
-    empty = max(1, ROWS / model.tile(launch.WEIGH).M)  # tensor cores have rows for more queries than some tiles
+    empty = max(1, COLUMNS / model.tile(launch.WEIGH).M)  # tensor cores have room for more queries than some tiles
     scores = 2 * model.padded * model.width * model.halo(launch.WEIGH) * empty
     values = 2 * model.heads * model.width
     product = 2 * model.padded * model.channels * model.taps

@@ -29,7 +29,7 @@ PARAMETERS = {
     "ids": ("q_pos", "k_pos", "q_doc", "k_doc"),
     "texts": ("q", "k", "v", "weights", "d_scores", "d_out"),
     "numbers": ("scale", "slope"),
-    "counts": ("texts", "tall", "parts", "share", "lines"),
+    "counts": ("texts", "tall", "parts", "share", "lines", "piece"),
 }
 WIDER = [(12, 64, 32), (16, 128, 64), (32, 128, 32), (32, 128, 64)]
 WIDE = [("fp32", 64), ("bf16", 128), ("bf16", 256), ("fp32", 256)]

@@ -68,10 +68,13 @@ def test_halves_err_no_more_than_the_reference_does(dtype: torch.dtype, tiles: d
         assert judge.beyond(judge.a.run("triton")) == {}
 
 
-@pytest.mark.parametrize(("heads", "channels"), [(12, 32), (16, 144)])
-def test_a_mix_in_tf32_errs_less_than_one_in_halves(heads: int, channels: int, tiles: dict[str, int]) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("heads", "channels", "kernel"), [(12, 32, 1), (16, 144, 1), (12, 32, 3), (32, 32, 3)])
+def test_a_mix_in_tf32_errs_less_than_one_in_halves(
+    heads: int, channels: int, kernel: int, dtype: torch.dtype, tiles: dict[str, int]
+) -> None:
     """With matrices that are held, and with some that are read some channels at a time."""
-    assert worse_than_in_halves(mixed(heads, channels, 1, torch.bfloat16)) == {}
+    assert worse_than_in_halves(mixed(heads, channels, kernel, dtype)) == {}
 
 
 @pytest.mark.full

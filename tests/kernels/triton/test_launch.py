@@ -53,6 +53,33 @@ def test_sums_of_very_short_texts_fit_too() -> None:
         assert len(chunk.texts) * size <= sizes.LOGITS
 
 
+@pytest.mark.parametrize("atomic", [False, True])
+def test_sums_of_wide_mixes_fit_piece_by_piece(atomic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from adapos.kernels.triton import launch
+
+    tiles: list[int] = []
+
+    def start(self: Any, grid: Any, arguments: dict[str, Any]) -> None:
+        count, *_ = grid({"M": 1, "N": 16})
+        tiles.append(count // 2)
+        assert sum(x.numel() for name, x in arguments.items() if name.startswith("d_") and x is not None) <= 2**20
+        assert arguments["piece"] == len(tiles) - 1
+
+    monkeypatch.setattr(sizes, "LOGITS", 2**20)
+    monkeypatch.setattr(launch.Kernel, "__call__", start)
+    of_mix = {
+        "w_score": torch.zeros(7, 32, 32),
+        "w_bias": None,
+        "b_in": torch.zeros(32),
+        "w_out": torch.zeros(7, 32, 32),
+    }
+    settings = {"HEADS": 32, "CHANNELS": 32, "TAPS": 7, "PRECISION": "tf32"}
+    list(launch.learn(sizes.Chunk(range(1), range(70), range(2_000)), atomic=atomic, **of_mix, **settings))
+    assert sum(tiles) >= 2_000 / (16 - sizes.halo(7))
+    assert (len(tiles) == 1) is atomic
+
+
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_a_tile_that_does_not_fit_the_device_is_passed_over(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where tiles may not be tried, for what they sum up is to be the same from run to run."""

@@ -59,7 +59,7 @@ class Triton:
         if mix is not None and call.heads > HEADS:
             return f"it mixes up to {HEADS} heads, and there are {call.heads}"
         if mix is not None and mix.kernel > TAPS:
-            return f"it mixes over up to {TAPS} keys, and these are {mix.kernel}"
+            return f"it mixes with a kernel of up to {TAPS} keys, and this has {mix.kernel}"
         if call.transformed:
             return OPAQUE
         if call.dropout:

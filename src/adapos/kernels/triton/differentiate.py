@@ -20,7 +20,7 @@ A program is (tile of keys, tile of queries, head of a text).
 import triton
 import triton.language as tl
 
-from adapos.kernels.triton.tile import LENGTHS, UNALIGNED, biases, scores, seen, times
+from adapos.kernels.triton.tile import LENGTHS, UNALIGNED, biases, near, scores, seen, times
 
 
 @triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=UNALIGNED)
@@ -60,7 +60,7 @@ def differentiate(
         e = value + tl.arange(0, DEPTH)
         grad = tl.load(d_out + row[:, None] * E + e[None, :], mask=inside[:, None] & (e < E)[None, :], other=0.0)
         values = tl.load(of_v + e[:, None], mask=(j < last)[None, :] & (e < E)[:, None], other=0.0)
-        d_weight = times(grad, values, d_weight, PRECISION)
+        d_weight = times(near(grad, PRECISION), near(values, PRECISION), d_weight, PRECISION)
     line = tl.program_id(2).to(tl.int64) * (end - begin) + rows - begin
     if SUMMED:
         lines = tl.num_programs(2).to(tl.int64) * (end - begin)

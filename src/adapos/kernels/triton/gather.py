@@ -17,7 +17,7 @@ A program is (tile of queries, head, part of a text). A row that sees nothing ha
 import triton
 import triton.language as tl
 
-from adapos.kernels.triton.tile import LENGTHS, UNALIGNED, biases, scores, seen, times
+from adapos.kernels.triton.tile import LENGTHS, UNALIGNED, biases, near, scores, seen, times
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite, for a row may see nothing yet
 
@@ -71,7 +71,7 @@ def gather(
         there = (j < high)[:, None] & (e < E)[None, :]
         values = tl.load(of_v + j.to(tl.int64)[:, None] * v_token + e[None, :], mask=there, other=0.0)
         gathered = gathered * fade[:, None]
-        gathered = times(weight.to(values.dtype), values, gathered, PRECISION)
+        gathered = times(near(weight.to(values.dtype), PRECISION), near(values, PRECISION), gathered, PRECISION)
         greatest = higher
     if parts == 1:
         gathered = gathered / tl.where(total == 0, 1.0, total)[:, None]

@@ -5,7 +5,7 @@ What a kind is does not depend on lengths: a bench that changes them all the tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -26,8 +26,7 @@ from adapos.kernels.triton.weigh import weigh as weighing
 
 MATRICES = ("w_score", "w_bias", "b_in", "w_out")
 # settings that decide which tiles are the fastest
-KIND = ["H", "HEADS", "D", "E", "CHANNELS", "TAPS", "MIXED", "SUMMED", "TABLE", "IDS", "RAMP", "DOCS", "BIASED"]
-KIND += ["PRECISION"]
+KIND = ["H", "HEADS", "D", "E", "CHANNELS", "TAPS", "MIXED", "TABLE", "IDS", "RAMP", "DOCS", "BIASED", "PRECISION"]
 TRIES = 3  # tiles, at most
 Grid = Callable[[Mapping[str, Any]], tuple[int, ...]]
 
@@ -66,7 +65,6 @@ class Kernel:
     room: tuple[int, int, int]
     block: int | None = None  # channels of the hidden layer at a time
     gathers: bool = False  # a sum of values for each query
-    restored: tuple[str, ...] = ()  # tensors that it reads and writes
     zeroed: tuple[str, ...] = ()  # tensors of which it writes a part
 
     def fitting(self, of: Mapping[str, Any]) -> tuple[Tile, ...]:
@@ -135,11 +133,9 @@ class Kernel:
 
     def tuner(self, taken: Mapping[str, Any]) -> Any:
         """Triton's, around the kernel."""
-        restored, zeroed = (
-            [name for name in names if taken[name] is not None] for names in (self.restored, self.zeroed)
-        )
+        zeroed = [name for name in self.zeroed if taken[name] is not None]
         # keyed by nothing: there is one for each kind
-        tuned = triton.autotune(self.configurations(taken, lanes()), [], restore_value=restored, reset_to_zero=zeroed)
+        tuned = triton.autotune(self.configurations(taken, lanes()), [], reset_to_zero=zeroed)
         return tuned(self.run)
 
 
@@ -154,7 +150,15 @@ CHOSEN: dict[tuple[Any, ...], Any] = {}
 TRIED: dict[tuple[Any, ...], dict[Any, Any]] = {}
 WEIGH = Kernel(
     weighing,
-    (Tile(16, 16, 32), Tile(8, 32, 16), Tile(4, 32, 16), Tile(2, 32, 16), Tile(1, 32, 16), Tile(2, 16, 16)),
+    (
+        Tile(16, 16, 32),
+        Tile(8, 32, 16),
+        Tile(4, 32, 16),
+        Tile(2, 32, 16),
+        Tile(4, 16, 16),
+        Tile(1, 32, 16),
+        Tile(2, 16, 16),
+    ),
     (16, 16, 8),
     block=16,
 )
@@ -181,7 +185,6 @@ DIFFERENTIATE = Kernel(
     differentiating,
     (Tile(64, 64, 64), Tile(64, 32, 64, threads=128), Tile(32, 32, 64, threads=128)),
     (16, 0, 0),
-    restored=("logits",),
     zeroed=("sums",),
 )
 TALLY = Kernel(tallying, (Tile(8, 128),), (8, 0, 0))
@@ -196,10 +199,10 @@ KERNELS = {
 }
 
 
-def all_heads(chunk: Chunk, taps: int, blocks: int = 1) -> Grid:
+def all_heads(chunk: Chunk, taps: int) -> Grid:
     """Tiles whose outermost keys are there for taps alone, `sizes.SPAN` queries one after another."""
     return lambda tile: (
-        triton.cdiv(len(chunk.keys), tile["N"] - sizes.halo(taps)) * blocks,
+        triton.cdiv(len(chunk.keys), tile["N"] - sizes.halo(taps)),
         triton.cdiv(len(chunk.rows), sizes.SPAN),
         len(chunk.texts),
     )
@@ -213,21 +216,28 @@ def unmix(chunk: Chunk, **arguments: Any) -> None:
     UNMIX(all_heads(chunk, arguments["TAPS"]), arguments)
 
 
-def summed(of_mix: Mapping[str, Any]) -> tuple[int, int]:
-    """How many numbers `learn` writes for each pair, at most, and for each text at least."""
-    size = sum(x.numel() for name in MATRICES if (x := of_mix[name]) is not None)
-    keys = min(tile.N for tile in LEARN.tiles) - sizes.halo(of_mix["TAPS"])
-    return -(-size // (sizes.SPAN * max(1, keys))), size
+def summed(of_mix: Mapping[str, Any]) -> int:
+    """How many numbers a program of `learn` writes, of all channels."""
+    return sum(x.numel() for name in MATRICES if (x := of_mix[name]) is not None)
 
 
-def learn(chunk: Chunk, *, atomic: bool, **arguments: Any) -> dict[str, Tensor]:
-    """The sums of each program, (programs, ...), by the names of the matrices."""
-    blocks = arguments["CHANNELS"] // LEARN.block
-    grid = all_heads(chunk, arguments["TAPS"], blocks)
-    programs = 1 if atomic else max(prod(grid(tile.sizes)) for tile in LEARN.fitting(arguments)) // blocks
-    found = {name: x.new_zeros((programs, *x.shape)) for name in MATRICES if (x := arguments[name]) is not None}
-    LEARN(grid, {**arguments, **{f"d_{name}": found.get(name) for name in MATRICES}, "ATOMIC": atomic})
-    return found
+def learn(chunk: Chunk, *, atomic: bool, **arguments: Any) -> Iterator[dict[str, Tensor]]:
+    """The sums of each program, (programs, ...), by the names of the matrices, some tiles of keys after others."""
+    blocks, whole = arguments["CHANNELS"] // LEARN.block, all_heads(chunk, arguments["TAPS"])
+    programs = 1 if atomic else max(prod(whole(tile.sizes)) for tile in LEARN.fitting(arguments))
+    pieces = -(-programs * summed(arguments) // sizes.LOGITS)
+
+    def grid(tile: Mapping[str, Any]) -> tuple[int, ...]:
+        tiles, *others = whole(tile)
+        return triton.cdiv(tiles, pieces) * blocks, *others
+
+    if not atomic:
+        programs = max(prod(grid(tile.sizes)) for tile in LEARN.fitting(arguments)) // blocks
+    for piece in range(pieces):
+        found = {name: x.new_zeros((programs, *x.shape)) for name in MATRICES if (x := arguments[name]) is not None}
+        of_sums = {f"d_{name}": found.get(name) for name in MATRICES}
+        LEARN(grid, {**arguments, **of_sums, "piece": piece, "ATOMIC": atomic})
+        yield found
 
 
 def gather(chunk: Chunk, **arguments: Any) -> None:
@@ -244,8 +254,9 @@ def differentiate(chunk: Chunk, **arguments: Any) -> None:
 
     tiles = max(grid(tile.sizes)[0] for tile in DIFFERENTIATE.fitting(arguments))
     sums = arguments["shares"].new_zeros((tiles, heads, rows))
-    DIFFERENTIATE(grid, {**arguments, "sums": sums, "delta": None, "SUMMED": True})
-    DIFFERENTIATE(grid, {**arguments, "sums": None, "delta": sums.sum(0), "SUMMED": False})
+    # of one kind, or the second might have another tile, whose products are rounded otherwise
+    DIFFERENTIATE(grid, {**arguments, "sums": sums, "delta": sums[0], "SUMMED": True})
+    DIFFERENTIATE(grid, {**arguments, "sums": sums, "delta": sums.sum(0), "SUMMED": False})
 
 
 def tally(chunk: Chunk, grad: Tensor, **where: int) -> Tensor:

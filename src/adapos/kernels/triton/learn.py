@@ -10,7 +10,8 @@ this one. Every pair is owned by one tile:
 The sums cancel heavily: what programs write is added afterwards in double precision and in one order, or all are added
 in place, in an order that is not the same from run to run (ATOMIC).
 
-A program is (BLOCK channels of a tile of keys, SPAN queries, M at a time, text of the chunk).
+A program is (BLOCK channels of a tile of keys, SPAN queries, M at a time, text of the chunk). Where sums would be too
+many the tiles of keys are gone through in pieces.
 """  # noqa: E501
 
 import triton
@@ -50,21 +51,22 @@ def nothing(TAPS: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl
     return found
 
 
-@triton.jit(do_not_specialize=LENGTHS)
+@triton.jit(do_not_specialize=[*LENGTHS, "piece"])
 def learn(
     scores, d_logits, d_w_score, d_w_bias, d_w_out, d_b_in, table, q_pos, k_pos, q_doc, k_doc, ramp_q, ramp_k, w_score,
-    w_bias, b_in, w_out, T, S, R, zero, start, window, text, begin, end, first, last, pitch, slope, H: tl.constexpr,
-    HEADS: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    DOCS: tl.constexpr, TABLE: tl.constexpr, IDS: tl.constexpr, RAMP: tl.constexpr, SCORED: tl.constexpr,
-    BIASED: tl.constexpr, ATOMIC: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    BLOCK: tl.constexpr, SPAN: tl.constexpr,
+    w_bias, b_in, w_out, T, S, R, zero, start, window, text, begin, end, first, last, pitch, piece, slope,
+    H: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, DOCS: tl.constexpr, TABLE: tl.constexpr, IDS: tl.constexpr, RAMP: tl.constexpr,
+    SCORED: tl.constexpr, BIASED: tl.constexpr, ATOMIC: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     reach: tl.constexpr = TAPS // 2
     blocks: tl.constexpr = CHANNELS // BLOCK
     # blocks of one tile follow one another: what the first reads of the chunk is in a cache for the next
-    tile, block, local = tl.program_id(0) // blocks, tl.program_id(0) % blocks, tl.program_id(2)
+    within, block, local = tl.program_id(0) // blocks, tl.program_id(0) % blocks, tl.program_id(2)
+    tiles = tl.num_programs(0) // blocks
     b, h, at = (text + local).to(tl.int64), tl.arange(0, HEADS), block * BLOCK + tl.arange(0, BLOCK)
-    j, owned = keys(tile, first, last, 2 * reach, N)
+    j, owned = keys(piece * tiles + within, first, last, 2 * reach, N)
     low = begin + tl.program_id(1) * SPAN
     low, high = watching(
         low, tl.minimum(low + SPAN, end), b, j, q_doc, k_doc, T, S, start, window, CAUSAL, WINDOW, DOCS, SPAN, M
@@ -121,7 +123,7 @@ def learn(
         by_score, by_bias = sums, more
     program = tl.zeros([], tl.int64)
     if not ATOMIC:
-        program += (local * tl.num_programs(1) + tl.program_id(1)) * (tl.num_programs(0) // blocks) + tile
+        program += (local * tl.num_programs(1) + tl.program_id(1)) * tiles + within
     keep(d_b_in, tl.sum(by_ones, 1), program * CHANNELS + at, ATOMIC)
     for tap in tl.static_range(TAPS):
         spot = ((program * TAPS + tap) * HEADS + h)[:, None] * CHANNELS + at[None, :]

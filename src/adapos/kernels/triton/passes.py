@@ -12,6 +12,7 @@ far as no product can overflow, and the products are shrunk again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -86,25 +87,28 @@ def joined(out: Tensor, top: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     return gathered, torch.stack([greatest, total])
 
 
-def stretched(problem: Problem, grad: Tensor, rows: int) -> Tensor:
+def stretched(problem: Problem, grad: Tensor, sums: Tensor, rows: int) -> Tensor:
     """By how much the gradients of scores are stretched, for sums over so many rows; of what only float16 needs."""
     q, k, v = problem.q, problem.k, problem.v
     if q.dtype != torch.float16:
         return q.new_ones(1, dtype=torch.float32)
+    nothing = (sums == 0)[..., None]  # rows that see no key
+    longest, *most = (
+        torch.linalg.vector_norm(x.nan_to_num(0.0, 0.0, 0.0), ord=of, dim=-1, dtype=torch.float32).amax()
+        for x, of in ((grad.masked_fill(nothing, 0), 2), (v, 2), (k, math.inf), (q.masked_fill(nothing, 0), math.inf))
+    )
     # the sum over keys of |p (dp - sum of p dp)|, and how much of it a mix makes
-    bound = 2 * longest(grad) * longest(v) * abs(problem.scale)
+    bound = 2 * longest * most[0] * abs(problem.scale)
     if problem.w_score is not None and problem.w_out is not None:
         taps = len(problem.w_out)
         through = torch.linalg.vector_norm(problem.w_score) * torch.linalg.vector_norm(problem.w_out)
-        bound = bound * (1 + taps * problem.heads**0.5 * through)
-    repeats = problem.heads // k.shape[1]
-    times = torch.stack([k.abs().amax().float(), rows * repeats * q.abs().amax().float()]).amax().clamp(min=1)
-    by = (LARGEST / (bound * times)).log2().floor().clamp(-64, 64).exp2()
+        bound = bound * (1 + taps * problem.heads**0.5 * through.nan_to_num(0.0, 0.0))
+    # its products with k, and with q for all rows and heads that share a head of keys
+    times = torch.maximum(most[1], rows * (problem.heads // k.shape[1]) * most[2]).clamp(min=1)
+    room = LARGEST / bound
+    # shrunk for its own sake alone: a product that overflows where nothing is stretched does so in float16 anyway
+    by = torch.minimum(room, (room / times).clamp(min=1)).log2().floor().clamp(-64, 64).exp2()
     return torch.where(bound > 0, by, 1.0).reshape(1)
-
-
-def longest(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax()
 
 
 def backward(problem: Problem, grad: Tensor, ends: Tensor) -> dict[str, Tensor]:
@@ -114,12 +118,11 @@ def backward(problem: Problem, grad: Tensor, ends: Tensor) -> dict[str, Tensor]:
     grad = grad.to(v.dtype).contiguous()
     shares = torch.where(sums == 0, 0.0, 1 / sums)
     of_pairs, of_values, of_mix = problem.of_pairs(), problem.of_values(), problem.of_mix()
-    learned, least = summed(of_mix) if problem.mixed else (0, 0)
-    chunks = problem.chunks(max(problem.heads, learned), least)
+    chunks = problem.chunks(problem.heads, summed(of_mix) if problem.mixed else 0)
     buffers = Buffers(problem, chunks)
     d_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     d_k, d_v = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
-    by = stretched(problem, grad, max(len(chunk.rows) for chunk in chunks))
+    by = stretched(problem, grad, sums, max(len(chunk.rows) for chunk in chunks))
     stretch = problem.scale * by
     total, atomic = Sums(problem), ATOMIC and not torch.are_deterministic_algorithms_enabled()
     for chunk in chunks:
@@ -138,7 +141,8 @@ def backward(problem: Problem, grad: Tensor, ends: Tensor) -> dict[str, Tensor]:
             d_biases = buffers.of("d_biases", chunk) if problem.biased else None
             of_tiles = {"scores": scores, "d_logits": logits, **of_pairs, **of_mix, **where}
             unmix(chunk, d_scores=d_scores, d_biases=d_biases, stretch=stretch, **of_tiles)
-            total.of_matrices(learn(chunk, atomic=atomic, **of_tiles))
+            for partial in learn(chunk, atomic=atomic, **of_tiles):
+                total.of_matrices(partial)
         texts, rows, keys = (slice(part.start, part.stop) for part in (chunk.texts, chunk.rows, chunk.keys))
         seen, moved = (_of_groups(x, k)[..., : len(chunk.keys)] for x in (weights, d_scores))
         d_q[texts, :, rows] = (moved @ k[texts, :, keys]).view(d_q[texts, :, rows].shape)

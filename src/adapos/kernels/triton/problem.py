@@ -52,7 +52,7 @@ class Problem:
         return self.table is not None or self.ramp_q is not None
 
     def chunks(self, numbers: int, least: int = 0) -> list[Chunk]:
-        """With so many numbers in memory for each pair, and for each text at least."""
+        """With so many numbers in memory for each pair, and for `sizes.SPAN` queries of a text at least."""
         return sizes.chunks(
             self.q.shape[0],
             self.q.shape[2],

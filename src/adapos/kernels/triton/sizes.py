@@ -33,7 +33,7 @@ class Chunk:
 def chunks(
     batch: int, queries: int, keys: int, *, heads: int, numbers: int, least: int, start: int, window: int, causal: bool
 ) -> list[Chunk]:
-    """`numbers` are in memory for each pair, and `least` for each text. `window` is 0 where there is none.
+    """`numbers` are in memory for each pair, and `least` for SPAN queries of a text. `window` is 0 where there is none.
 
     The last queries come first: they see the most keys, and tiles are tried on what comes first.
     """
@@ -44,8 +44,9 @@ def chunks(
         rows = min(queries, room, max(room // batch, CUT))
         if rows < queries:
             rows = max(rows // ROWS * ROWS or rows // LEAST * LEAST, LEAST)
-        texts = LOGITS // max(numbers * keys * rows, least)
-    rows, texts = max(1, min(rows, FURTHEST // (heads * keys))), max(1, min(texts, DEEPEST // heads))
+        rows = max(1, min(rows, FURTHEST // (heads * keys)))
+        texts = LOGITS // max(numbers * keys * rows, least * -(-rows // SPAN))
+    texts = max(1, min(texts, DEEPEST // heads))
     found = []
     for text in range(0, batch, texts):
         for end in range(queries, 0, -rows):

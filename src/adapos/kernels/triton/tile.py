@@ -33,7 +33,7 @@ def times(x, y, total, PRECISION: tl.constexpr):
 @triton.jit
 def near(x, PRECISION: tl.constexpr):
     """Float32 as the nearest number of TF32, where products are of such: hardware would cut, always towards zero."""
-    if PRECISION == "tf32" or PRECISION == "interpreted tf32":
+    if x.dtype == tl.float32 and (PRECISION == "tf32" or PRECISION == "interpreted tf32"):
         rounded = ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
         # what is no number must stay none: rounding would carry into its sign
         return tl.where(x == x, rounded, x)
@@ -151,22 +151,36 @@ def all_of_keys(
 
 
 @triton.jit
+def of_pairs(x, y, total, TURNED: tl.constexpr, PRECISION: tl.constexpr):
+    """Products of queries (HEADS, M, DEPTH) and keys (HEADS, DEPTH, N), or of both TURNED, added to the total."""
+    if TURNED:
+        x, y = tl.permute(y, (0, 2, 1)), tl.permute(x, (0, 2, 1))
+    return times(near(x, PRECISION), near(y, PRECISION), total, PRECISION)
+
+
+@triton.jit
 def scores(
     q, k, held, b, h, rows, j, q_batch, q_head, q_token, k_batch, k_head, k_token, T, S, scale, H: tl.constexpr,
     REPEATS: tl.constexpr, D: tl.constexpr, DEPTH: tl.constexpr, HELD: tl.constexpr, HEADS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """(HEADS, M, N): scale q.k, DEPTH numbers of a head at a time; where keys are HELD, they were read before."""
-    total = tl.zeros([HEADS, M, N], tl.float32)
+    # tensor cores multiply 16 rows and 8 columns: where queries are fewer, keys are the rows
+    TURNED: tl.constexpr = M < 16 and PRECISION != "ieee"
+    DOWN: tl.constexpr = N if TURNED else M
+    ACROSS: tl.constexpr = M if TURNED else N
+    total = tl.zeros([HEADS, DOWN, ACROSS], tl.float32)
     if HELD:
         for part in tl.static_range((D + DEPTH - 1) // DEPTH):
             x = of_queries(q, part, b, h, rows, q_batch, q_head, q_token, T, H, D, DEPTH)
-            total = times(x, held[part], total, PRECISION)
+            total = of_pairs(x, held[part], total, TURNED, PRECISION)
     else:
         for part in range((D + DEPTH - 1) // DEPTH):
             x = of_queries(q, part, b, h, rows, q_batch, q_head, q_token, T, H, D, DEPTH)
             y = of_keys(k, part, b, h, j, k_batch, k_head, k_token, S, H, REPEATS, D, DEPTH)
-            total = times(x, y, total, PRECISION)
+            total = of_pairs(x, y, total, TURNED, PRECISION)
+    if TURNED:
+        total = tl.permute(total, (0, 2, 1))
     return total * scale
 
 
