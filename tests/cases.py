@@ -261,6 +261,10 @@ class Attention:
         q, k, v, *rest = (x.detach().to(dtype).requires_grad_() for x in self.inputs)
         return Attention(q, k, v, self.layout, self.pairs.holding(rest))
 
+    def on(self, device: str) -> Attention:
+        q, k, v, *rest = (x.detach().to(device).requires_grad_() for x in self.inputs)
+        return Attention(q, k, v, self.layout.to(device), self.pairs.holding(rest))
+
     def run(self, backend: str, **settings: float) -> list[Tensor]:
         """The output, then the gradients of q, k, v and of every tensor of the pairs."""
         out = attend(self.q, self.k, self.v, self.layout, self.pairs, backend=backend, **settings)
@@ -268,7 +272,7 @@ class Attention:
 
     def differentiated(self, out: Tensor) -> list[Tensor]:
         generator = torch.Generator().manual_seed(11)
-        grad = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
+        grad = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out)
         found = torch.autograd.grad(out, self.inputs, grad, allow_unused=True)
         return [
             out.detach(),

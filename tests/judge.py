@@ -154,8 +154,9 @@ def in_halves(a: Attention) -> Tensor:
     assert isinstance(known, DistanceTable)
     assert isinstance(mix, HeadMix)
     k, v = (x.repeat_interleave(repeats, 1) for x in (a.k, a.v))
-    ahead = torch.arange(a.q.shape[2])[:, None] < torch.arange(k.shape[2])
-    distance = torch.arange(a.q.shape[2])[:, None] - torch.arange(k.shape[2])
+    places = torch.arange(k.shape[2], device=k.device)
+    distance = places[:, None] - places
+    ahead = distance < 0
     score = (a.q @ k.mT * a.q.shape[3] ** -0.5).masked_fill(ahead, 0)
     bias = known.table[:, (distance + known.zero).clamp(0, known.table.shape[1] - 1)][None].masked_fill(ahead, 0)
     both = torch.cat([score, bias.expand_as(score)], 1)
