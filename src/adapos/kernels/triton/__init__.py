@@ -7,6 +7,7 @@ Python starts, runs them on a CPU, slowly: that is how they are tested where the
 from __future__ import annotations
 
 import os
+import re
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -88,7 +89,7 @@ class Triton:
 def installed() -> tuple[int, ...] | None:
     """The version of Triton, told without loading it; None where torch brings it under another name, as for AMD's."""
     try:
-        return tuple(int(part) for part in version("triton").split(".")[:2])
+        return tuple(int(part) for part in re.findall(r"\d+", version("triton"))[:2])
     except PackageNotFoundError:
         return None
 
