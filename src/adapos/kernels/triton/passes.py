@@ -93,18 +93,18 @@ def stretched(problem: Problem, grad: Tensor, sums: Tensor, rows: int) -> Tensor
     if q.dtype != torch.float16:
         return q.new_ones(1, dtype=torch.float32)
     nothing = (sums == 0)[..., None]  # rows that see no key
-    longest, *most = (
-        torch.linalg.vector_norm(x.nan_to_num(0.0, 0.0, 0.0), ord=of, dim=-1, dtype=torch.float32).amax()
-        for x, of in ((grad.masked_fill(nothing, 0), 2), (v, 2), (k, math.inf), (q.masked_fill(nothing, 0), math.inf))
+    of_grad, of_v, of_k, of_q = (
+        torch.linalg.vector_norm(x.nan_to_num(0.0, 0.0, 0.0), ord=norm, dim=-1, dtype=torch.float32).amax()
+        for x, norm in ((grad.masked_fill(nothing, 0), 2), (v, 2), (k, math.inf), (q.masked_fill(nothing, 0), math.inf))
     )
     # the sum over keys of |p (dp - sum of p dp)|, and how much of it a mix makes
-    bound = 2 * longest * most[0] * abs(problem.scale)
+    bound = 2 * of_grad * of_v * abs(problem.scale)
     if problem.w_score is not None and problem.w_out is not None:
         taps = len(problem.w_out)
         through = torch.linalg.vector_norm(problem.w_score) * torch.linalg.vector_norm(problem.w_out)
         bound = bound * (1 + taps * problem.heads**0.5 * through.nan_to_num(0.0, 0.0))
     # its products with k, and with q for all rows and heads that share a head of keys
-    times = torch.maximum(most[1], rows * (problem.heads // k.shape[1]) * most[2]).clamp(min=1)
+    times = torch.maximum(of_k, rows * (problem.heads // k.shape[1]) * of_q).clamp(min=1)
     room = LARGEST / bound
     # shrunk for its own sake alone: a product that overflows where nothing is stretched does so in float16 anyway
     by = torch.minimum(room, (room / times).clamp(min=1)).log2().floor().clamp(-64, 64).exp2()
