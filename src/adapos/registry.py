@@ -6,10 +6,10 @@ import ast
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from adapos.encoding import Compose, Layered, PositionalEncoding, Shape
+from adapos.hints import meant
 
 REGISTRY: dict[str, type[PositionalEncoding]] = {}
 ALIASES: dict[str, str] = {}
@@ -179,11 +179,6 @@ def find(name: str) -> type[PositionalEncoding]:
         hint = meant(name, [*REGISTRY, *ALIASES]) or ";"
         raise ValueError(f"no encoding is called {name!r}{hint} `adapos encodings` lists all")
     return cls
-
-
-def meant(word: str, known: Any) -> str:
-    close = get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def one_of(encoding: str, parameter: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -320,8 +320,9 @@ def test_a_backend_that_cannot_run_the_model_is_refused_and_never_replaced() -> 
     with pytest.raises(ValueError, match="backend 'sdpa' cannot run this call: HeadMix reads scores, and sdpa never"):
         decoder("kerple + dape", backend="sdpa")(text(1, 4))
     with pytest.raises(
-        ValueError, match="no backend is called 'tield'; there are auto, native, triton, sdpa, tiled, reference"
+        ValueError,
+        match=r"no backend is called 'tield'; did you mean 'tiled'\? there are auto, native, triton, sdpa, tiled, ref",
     ):
-        decoder("kerple + dape", backend="tield")(text(1, 4))
+        decoder("kerple + dape", backend="tield")
     with pytest.raises(ValueError, match=r"new must be a whole number of at least 0, not -1"):
         decoder("rope").generate(text(1, 4), -1)

@@ -323,7 +323,7 @@ def test_a_gpu_of_amd_is_described_by_its_architecture(cards: SimpleNamespace, m
     monkeypatch.setattr(machine, "driver", lambda: pytest.fail("nvidia-smi knows nothing of it"))
     cards.gcnArchName = "gfx942:sramecc+"
     found = machine.gpu("cuda")
-    assert (found["architecture"], found["cuda"]) == ("gfx942:sramecc+", "6.3")
+    assert (found["architecture"], found["hip"]) == ("gfx942:sramecc+", "6.3")
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,8 @@ def test_where_no_encoding_can_run_it_says_why_keeps_the_notes_and_ends_with_2(p
     assert result.exit_code == 2
     assert result.stderr == (
         "error: no encoding could run (alibi at 16, 32 tokens: backend 'sdpa' cannot run this call: DistanceTable "
-        "would be kept for the backward pass, in memory quadratic in length, and 1 more in profile.json)\n"
+        "would be kept for the backward pass, in memory quadratic in length; choose another, or 'auto', and 1 more "
+        "in profile.json)\n"
     )
     assert result.stdout.count(" not run") == 4
     held = json.loads((place / "profile" / "profile.json").read_text())

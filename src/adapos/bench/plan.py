@@ -17,6 +17,7 @@ from adapos.bench import pretrained, tasks
 from adapos.bench.saved import saved_plan
 from adapos.bench.task import Task
 from adapos.encoding import Shape
+from adapos.hints import meant
 
 FORMAT = 1
 # decoders by the number of their parameters, embeddings aside
@@ -335,5 +336,5 @@ def check_names(held: Mapping[str, Any], where: str) -> None:
     known = [each.name for each in fields(Plan)]
     for name in held:
         if name not in known:
-            hint = registry.meant(str(name), known) or ";"
+            hint = meant(str(name), known) or ";"
             raise ValueError(f"{where}: a plan has no setting {name!r}{hint} it knows {', '.join(known)}")

@@ -19,7 +19,7 @@ from typing import Any
 
 from adapos import files
 from adapos.bench import enwik8
-from adapos.registry import meant
+from adapos.hints import meant
 
 ENDINGS = (".txt", ".md", ".py", ".jsonl", ".gz", ".zst", ".parquet", ".arrow")
 # folders of the standard library that are tests or programs, or no part of it

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from adapos.bench.task import Ids
-from adapos.registry import meant
+from adapos.hints import meant
 
 KINDS = "tokenizer must be 'bytes' or a Hugging Face tokenizer's name or folder"
 PIECE = 2**20  # bytes

@@ -6,7 +6,7 @@ from functools import cache
 
 from adapos.evidence import beyond, dape, tape
 from adapos.evidence.claim import Claim
-from adapos.registry import meant
+from adapos.hints import meant
 
 
 @cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from adapos.hints import meant
 from adapos.kernels.call import Backend, Call
 from adapos.kernels.cpu import Native
 from adapos.kernels.reference import Reference, attention
@@ -80,7 +81,7 @@ def choose(call: Call, backend: str = "auto") -> Backend:
     chosen = named(backend)
     reason = chosen.refuses(call)
     if reason is not None:
-        raise ValueError(f"backend {backend!r} cannot run this call: {reason}")
+        raise ValueError(f"backend {backend!r} cannot run this call: {reason}; choose another, or 'auto'")
     return chosen
 
 
@@ -88,4 +89,5 @@ def named(backend: str) -> Backend:
     for candidate in BACKENDS:
         if candidate.name == backend:
             return candidate
-    raise ValueError(f"no backend is called {backend!r}; there are auto, {', '.join(b.name for b in BACKENDS)}")
+    names = ("auto", *(candidate.name for candidate in BACKENDS))
+    raise ValueError(f"no backend is called {backend!r}{meant(backend, names) or ';'} there are {', '.join(names)}")

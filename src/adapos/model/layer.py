@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from adapos.encoding import Keys, PositionalEncoding, Shape, Tokens
-from adapos.kernels import attend, weights
+from adapos.kernels import attend, named, weights
 from adapos.layout import Layout, count
 from adapos.model.cache import Cache
 from adapos.registry import build, label
@@ -20,6 +20,8 @@ class Attention(nn.Module):
 
     def __init__(self, shape: Shape, index: int, backend: str = "auto", dropout: float = 0.0) -> None:
         super().__init__()
+        if backend != "auto":
+            named(backend)
         self.shape, self.index, self.backend, self.dropout = shape, index, backend, dropout
         self.q = nn.Linear(shape.width, shape.heads * shape.head_width, bias=False)
         self.k = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=False)

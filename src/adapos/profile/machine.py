@@ -77,7 +77,8 @@ def gpu(device: str) -> dict[str, str]:
         "second cache": f"{cache / 2**20:g} MiB" if cache else None,
         "shared memory of a program": f"{shared / 2**10:g} KiB" if shared else None,
         "driver": None if torch.version.hip else driver(),
-        "cuda": str(torch.version.cuda or torch.version.hip),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
         "triton": triton(),
         "products of float32": "TF32" if tf32() else "exact",
     }

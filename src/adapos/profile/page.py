@@ -93,7 +93,8 @@ def table(what: str, rows: list[Row]) -> str:
 def about(results: Results) -> str:
     machine = results.machine
     facts = {
-        "processor": f"{machine.processor}, {machine.cores} cores, {machine.threads} threads used",
+        "processor": f"{machine.processor}, {'beside a CPU of ' if machine.gpu else ''}{machine.cores} cores, "
+        f"{machine.threads} threads used",
         "peak, measured": f"{large(machine.flops_per_second)}FLOP/s in {results.settings['dtype']}, "
         f"{large(machine.bytes_per_second)}B/s read and written by a copy",
         "GPU": ", ".join(f"{name} {fact}" for name, fact in machine.gpu.items()),

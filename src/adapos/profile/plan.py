@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 
 from adapos import registry
 from adapos.encoding import PositionalEncoding, Shape
+from adapos.hints import meant
 from adapos.kernels import named
 from adapos.kernels.triton import INTERPRETED
 from adapos.sketch import available
@@ -140,9 +140,8 @@ def measurements(text: str) -> tuple[str, ...]:
     for part in text.split(","):
         word = part.strip()
         if word not in MEASUREMENTS:
-            close = get_close_matches(word, MEASUREMENTS, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"what must be some of {', '.join(MEASUREMENTS)}, and {word!r} is none of them{hint}")
+            listed = ", ".join(MEASUREMENTS)
+            raise ValueError(f"what must be some of {listed}, and {word!r} is none of them{meant(word, MEASUREMENTS)}")
         if word not in found:
             found.append(word)
     return tuple(found)

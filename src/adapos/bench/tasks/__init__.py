@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from adapos.bench.task import Task
-from adapos.registry import check_known, meant, parse
+from adapos.hints import meant
+from adapos.registry import check_known, parse
 
 TASKS: dict[str, type[Task]] = {}
 
