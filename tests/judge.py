@@ -134,6 +134,12 @@ def operands(a: Attention, backend: str) -> tuple[Any, ...]:
     )
 
 
+def times(a: Attention, by: float) -> Judge:
+    """With queries and keys so many times as large: one key has nearly all the weight of each row."""
+    q, k = ((by * x).detach().requires_grad_() for x in (a.q, a.k))
+    return Judge.of(replace(a, q=q, k=k))
+
+
 def mixed(heads: int, channels: int, kernel: int, dtype: torch.dtype = torch.float32) -> Attention:
     """A table and a mix of so many channels."""
     a = Attention.make("table", "dense", batch=1, length=40, heads=heads, groups=2, dtype=dtype)

@@ -322,6 +322,8 @@ def test_a_sketch_that_must_be_real_has_a_limit() -> None:
         (["rope", "--device", "cudaa"], "no device is called 'cudaa'; did you mean 'cuda'?"),
         (["rope", "--device", "gpu"], "no device is called 'gpu'; did you mean 'cuda'?"),
         (["rope", "--device", "cuda:x"], "device 'cuda:x' must end in the number of a GPU, as 'cuda:0' does"),
+        (["rope", "--device", "cuda:"], "device 'cuda:' must end in the number of a GPU, as 'cuda:0' does"),
+        (["rope", "--device", "cpu:3"], "device 'cpu:3' has a number, and there is one CPU; write 'cpu'"),
         (["fox", "--bidirectional"], "'fox' is for causal attention only: gates are cumulated"),
         (["learned", "--length", "5000"], "'learned' takes ids below 2048, and length 5000 goes past them"),
         (["learned(longest=1000000000000000)"], "'learned(longest=1000000000000000)' cannot be built: RuntimeError"),

@@ -193,7 +193,7 @@ def programs() -> str:
                     pairs = sizes.SPAN * (model.tile(launch.WEIGH).N - sizes.halo(taps))
                     half, tf32 = operations(model, backward=False)
                     half -= 2 * heads * width  # those of gather
-                    done, moved = pairs * (half + tf32), pairs * traffic(model, backward=False)["weigh"]
+                    done, moved = pairs * (half + 2 * tf32), pairs * traffic(model, backward=False)["weigh"]
                     cells.append(f"{done / 1e6:.1f} M / {kilo(moved)} kB = {done / moved:.0f}")
             lines.append([str(heads), str(channels), *cells])
     return table(["H", "W", "D = 64, k = 1", "k = 3", "D = 128, k = 1", "k = 3"], lines)

@@ -74,6 +74,7 @@ class Resources:
     registers: int
     spilled: int  # bytes that are written to memory for want of registers
     shared: int  # bytes
+    triton: str  # the version that compiled it
 
 
 def main() -> None:
@@ -130,10 +131,10 @@ def constants(case: Case) -> dict[str, Any]:
     _, otherwise = VARIANTS.get(case.kernel, (case.kernel, {}))
     return {
         "H": case.heads, "HEADS": sizes.up(case.heads), "REPEATS": 1, "D": width, "E": width,
-        "VALUES": sizes.up(width), "CHANNELS": sizes.whole(case.channels), "TAPS": case.taps, "CAUSAL": True,
-        "WINDOW": everything, "DOCS": everything, "TABLE": case.terms != MADE, "IDS": everything, "RAMP": everything,
-        "SCORED": True, "BIASED": True, "ADDED": True, "KEPT": True, "MIXED": case.terms == MADE, "ATOMIC": False,
-        "SUMMED": False, "PRECISION": "ieee" if case.dtype == "fp32" else "tf32", "SPAN": sizes.SPAN,
+        "VALUES": sizes.up(width), "W": case.channels, "CHANNELS": sizes.whole(case.channels), "TAPS": case.taps,
+        "CAUSAL": True, "WINDOW": everything, "DOCS": everything, "TABLE": case.terms != MADE, "IDS": everything,
+        "RAMP": everything, "SCORED": True, "BIASED": True, "ADDED": True, "KEPT": True, "MIXED": case.terms == MADE,
+        "ATOMIC": False, "SUMMED": False, "PRECISION": "ieee" if case.dtype == "fp32" else "tf32", "SPAN": sizes.SPAN,
         **({} if everything else dict.fromkeys((*PARAMETERS["ids"], "ramp_q", "ramp_k"))),
         **otherwise,
     }  # fmt: skip
@@ -159,7 +160,7 @@ def compiled(case: Case) -> Resources:
     warps = tile.threads // target.warp_size
     built = triton.compile(source, target, options={"num_warps": warps, "num_stages": tile.stages})
     count = by_ptxas(built.asm["ptx"]) if nvidia else by_notes(built.asm["amdgcn"])
-    return Resources(*count, built.metadata.shared)
+    return Resources(*count, built.metadata.shared, triton.__version__)
 
 
 def kind(name: str, dtype: str) -> str:

@@ -180,6 +180,7 @@ def profile(
             measure.measure(asked, results, step=step, keep=folder.keep)
     if results.rows:
         terminal.show(results)
+    if results.telling:
         saved = ["profile.json", "profile.csv"]
         try:
             folder.write("profile.html", page.page(results))
@@ -189,6 +190,8 @@ def profile(
         print(f"saved in {out}: {', '.join(saved)}")
     for warning in filter(None, (words.failures(results), words.warning(results))):
         print(f"warning: {warning}", file=sys.stderr)
+    if results.lost:
+        refuse(f"the GPU was lost, and the rest could not be measured ({results.lost.rstrip('.')})")
     if not results.finished:
         print("interrupted: the rest was not measured", file=sys.stderr)
         raise typer.Exit(130)

@@ -43,14 +43,19 @@ class Size:
 
 def available(device: str) -> torch.device:
     try:
-        return torch.ones(1, device=device).device  # written to: a GPU may be there that this torch has no code for
+        found = torch.ones(1, device=device).device  # written to: a GPU may be there that this torch has no code for
     except (RuntimeError, AssertionError) as problem:
         raise ValueError(unavailable(device, str(problem))) from None
+    if found.type == "cpu" and torch.device(device).index is not None:
+        raise ValueError(f"device {device!r} has a number, and there is one CPU; write 'cpu'")
+    if found.type == "meta":
+        raise ValueError("device 'meta' holds no numbers; try 'cpu', or 'cuda' where torch sees a GPU")
+    return found
 
 
 def unavailable(device: str, said: str) -> str:
     """Why a device cannot be used, of which torch said so much."""
-    name, _, index = device.partition(":")
+    name, colon, index = device.partition(":")
     if name != "cuda":
         near = get_close_matches(name.lower(), ("cpu", "cuda"), n=1, cutoff=0.7)  # tpu and xpu are further than that
         meant = "cuda" if name.lower() in GPUS else "".join(near)
@@ -58,7 +63,7 @@ def unavailable(device: str, said: str) -> str:
             numbered = f":{index}" if meant == "cuda" and index.isdecimal() else ""
             return f"no device is called {device!r}; did you mean '{meant}{numbered}'?"
         return f"device {device!r} is not available on this machine; try 'cpu', or 'cuda' where torch sees a GPU"
-    if index and not index.isdecimal():
+    if colon and not index.isdecimal():
         return f"device {device!r} must end in the number of a GPU, as 'cuda:0' does, or be 'cuda'"
     if torch.version.cuda is None and torch.version.hip is None:
         return (

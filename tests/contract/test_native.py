@@ -581,7 +581,7 @@ def test_what_it_cannot_run_it_refuses_in_one_sentence() -> None:
         apart = Attention(a.q[:, :, :2], a.k[:, :, :2], a.v[:, :, :2], Layout(far, far), a.pairs)
         assert refused(two) == refused(apart) == "it adds one Fire, of distances below 4194304"
     assert refused(single("mix 3 of grid")) == "it adds tables over distance, ramps and FIRE, and Grid is none of them"
-    assert refused(single("cope")) == "it mixes heads, and Cope counts along whole rows"
+    assert refused(single("cope")) == "of mixes it knows HeadMix alone, and Cope counts along whole rows"
     assert refused(single("table"), dropout=0.1) == "it does not drop attention weights"
     a = single("fire")
     with pytest.raises(ValueError, match="backend 'native' cannot run this call: it has no gradients of Fire"):

@@ -97,6 +97,9 @@ def test_a_backend_asked_for_by_name_refuses_rather_than_falls_back() -> None:
         ValueError, match="no backend is called 'flash'; there are auto, native, triton, sdpa, tiled, reference"
     ):
         attend(a.q, a.k, a.v, a.layout, a.pairs, backend="flash")
+    nothing: Any = None
+    with pytest.raises(ValueError, match="no backend is called None; there are auto, native"):
+        attend(a.q, a.k, a.v, a.layout, a.pairs, backend=nothing)
 
 
 def test_gradients_of_gradients_are_refused_rather_than_wrong() -> None:

@@ -84,7 +84,7 @@ def test_what_breaks_ends_no_run_and_its_line_that_tells_most_is_the_note(
     results = profiled(replace(PLAN, encodings=("alibi", "rope")))
     _, row, other = results.rows
     assert (row.note, row.milliseconds) == (note, None)
-    assert type(problem).__name__ in results.failures[note]
+    assert type(problem).__name__ in results.failures[row.name]
     assert other.milliseconds is not None
     assert results.finished
 
@@ -101,4 +101,4 @@ def test_what_breaks_after_the_first_run_is_noted_too(monkeypatch: pytest.Monkey
     monkeypatch.setattr(machine, "seconds", seconds)
     results = profiled(PLAN)
     assert [row.note.partition(",")[0] for row in results.rows] == ["", "OutOfResources: out of resource: registers"]
-    assert list(results.failures) == [results.rows[1].note]
+    assert list(results.failures) == [results.rows[1].name]

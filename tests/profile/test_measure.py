@@ -178,7 +178,7 @@ def test_memory_that_runs_out_gives_a_row_that_says_why(monkeypatch: pytest.Monk
     results = profiled(PLAN)
     plain, row = results.rows
     assert plain.note == "not enough memory"
-    assert results.failures["not enough memory"].endswith("RuntimeError: not enough memory\nsome trace\n")
+    assert results.failures[plain.name].endswith("RuntimeError: not enough memory\nsome trace\n")
     # without plain attention there is a time and no ratio
     assert row.milliseconds is not None
     assert (row.ratio, row.ratios, row.noisy) == (None, (), False)
@@ -186,8 +186,10 @@ def test_memory_that_runs_out_gives_a_row_that_says_why(monkeypatch: pytest.Monk
 
 def test_a_refusal_is_no_failure() -> None:
     results = profiled(replace(PLAN, backend="sdpa"))
-    assert "HeadMix reads scores" in results.rows[1].note
+    (row,) = results.rows
+    assert "HeadMix reads scores" in row.note
     assert results.failures == {}
+    assert not results.telling
 
 
 def test_threads_are_set_while_measuring_and_put_back() -> None:
@@ -358,7 +360,7 @@ def test_the_version_of_triton_is_found_under_whatever_name_it_was_installed(mon
     assert machine.triton() == "pytorch-triton-rocm 3.3"
     monkeypatch.setattr(machine, "packages_distributions", dict)
     assert machine.triton() == "unknown"
-    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    monkeypatch.setattr(machine, "VERSION", None)
     assert machine.triton() == "none"
 
 

@@ -91,7 +91,7 @@ def test_an_unknown_measurement_is_answered_with_what_was_meant() -> None:
         ({"size": "1b"}, "profile: size must be one of '10m', '125m', '350m', not '1b'"),
         ({"backend": "fast"}, "no backend is called 'fast'; there are auto, .*reference"),
         ({"device": "nowhere"}, "device 'nowhere' is not available on this machine; try 'cpu'"),
-        ({"device": "meta"}, "device must be cpu or cuda, not 'meta'"),
+        ({"device": "meta"}, "device 'meta' holds no numbers; try 'cpu', or 'cuda' where torch sees a GPU"),
         ({"device": "cudaa"}, r"no device is called 'cudaa'; did you mean 'cuda'\?"),
         ({"heads": 4, "kv_heads": 3}, r"heads \(4\) must be a multiple of kv_heads \(3\)"),
         ({"heads": 0}, r"heads \(0\) must be a whole number of at least 1"),
@@ -125,7 +125,7 @@ def test_times_of_the_interpreter_are_refused(
     if not interpreted:
         replace(SMALL, **asked)
         return
-    with pytest.raises(ValueError, match=r"TRITON_INTERPRET must not be set: .* its times say nothing; unset it"):
+    with pytest.raises(ValueError, match=r"TRITON_INTERPRET must not be on: .* its times say nothing; unset it"):
         replace(SMALL, **asked)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,23 +78,24 @@ def test_an_encoding_that_cannot_run_is_said_and_the_others_are_measured() -> No
     assert result.stdout.count("not run") == 1
 
 
-def test_where_no_encoding_can_run_it_says_why_keeps_the_notes_and_ends_with_2(place: Path) -> None:
+def test_where_no_encoding_can_run_it_says_why_and_ends_with_2_and_an_earlier_profile_stays(place: Path) -> None:
+    assert run("--encodings", "rope", "--what", "forward").exit_code == 0
+    earlier = (place / "profile" / "profile.json").read_bytes()
     result = run("--encodings", "alibi, kerple + dape", "--what", "training", "--backend", "sdpa")
     assert result.exit_code == 2
     assert result.stderr == (
         "error: no encoding could run (alibi at 16, 32 tokens: backend 'sdpa' cannot run this call: DistanceTable "
-        "would be kept for the backward pass, in memory quadratic in length; choose another, or 'auto', and 1 more "
-        "in profile.json)\n"
+        "would be kept for the backward pass, in memory quadratic in length; choose another, or 'auto'; 1 more above)\n"
     )
     assert result.stdout.count(" not run") == 4
-    held = json.loads((place / "profile" / "profile.json").read_text())
-    assert [bool(row["note"]) for row in held["rows"]] == [False, True, True] * 2
+    assert "saved" not in result.stdout
+    assert (place / "profile" / "profile.json").read_bytes() == earlier
     alone = run("--encodings", "learned(longest=4)", "--what", "forward", "--lengths", "16")
     assert alone.exit_code == 2
     assert alone.stderr.startswith(
         "error: no encoding could run (learned(longest=4) at 16 tokens: learned: position 15"
     )
-    assert "more in profile.json" not in alone.stderr
+    assert "more above" not in alone.stderr
 
 
 def test_what_broke_is_warned_of_and_the_rest_is_measured(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +116,35 @@ def test_what_broke_is_warned_of_and_the_rest_is_measured(place: Path, monkeypat
     )
     assert "alibi at 16, 32 tokens: KeyError: 'a kernel'" in result.stdout
     failures = json.loads((place / "profile" / "profile.json").read_text())["failures"]
-    assert "in attention" in failures["KeyError: 'a kernel'"]
+    assert list(failures) == ["forward, 16 tokens: alibi", "forward, 32 tokens: alibi"]
+    assert all("in attention" in trace for trace in failures.values())
+
+
+def test_a_lost_gpu_ends_the_run_with_what_took_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, running = work.attention, [True]
+
+    def attention(plan: Plan, what: str, spec: str, length: int) -> work.Work:
+        def once() -> None:
+            if spec == "alibi" and length == 32:
+                running[0] = False
+            if not running[0]:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+        return replace(real(plan, what, spec, length), once=once)
+
+    monkeypatch.setattr(work, "attention", attention)
+    monkeypatch.setattr(Plan, "on_gpu", True)
+    monkeypatch.setattr(machine, "answers", lambda device: running[0])
+    result = run("--encodings", "rope, alibi, kerple", "--what", "forward,training", "--repeats", "1")
+    assert result.exit_code == 2
+    assert result.stderr.endswith(
+        "error: the GPU was lost, and the rest could not be measured (forward, 32 tokens: alibi: CUDA error: an "
+        "illegal memory access was encountered)\n"
+    )
+    held = json.loads((place / "profile" / "profile.json").read_text())
+    assert [row["encoding"] for row in held["rows"] if row["milliseconds"]] == ["plain", "rope", "alibi", "kerple"]
+    assert list(held["failures"]) == ["forward, 32 tokens: alibi"]
+    assert not held["finished"]
 
 
 def test_a_profile_names_the_commit_that_made_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

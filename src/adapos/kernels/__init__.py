@@ -90,4 +90,5 @@ def named(backend: str) -> Backend:
         if candidate.name == backend:
             return candidate
     names = ("auto", *(candidate.name for candidate in BACKENDS))
-    raise ValueError(f"no backend is called {backend!r}{meant(backend, names) or ';'} there are {', '.join(names)}")
+    near = meant(str(backend), names) or ";"
+    raise ValueError(f"no backend is called {backend!r}{near} there are {', '.join(names)}")

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import packages_distributions, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from adapos.kernels.triton import VERSION
 from adapos.kernels.triton.problem import tf32
 
 SIDE = 2048  # of the matrices whose product is the peak
@@ -97,7 +97,7 @@ def driver() -> str | None:
 
 def triton() -> str:
     """Its version. torch for AMD's GPUs brings it under another name, which is then told too."""
-    if find_spec("triton") is None:
+    if VERSION is None:
         return "none"
     for name in packages_distributions().get("triton", ()):
         return version(name) if name == "triton" else f"{name} {version(name)}"
@@ -185,6 +185,15 @@ def seconds(run: Callable[[], object], device: str, count: int = 1) -> float:
         run()
     wait(device)
     return (time.perf_counter() - begin) / count
+
+
+def answers(device: str) -> bool:
+    """Whether a GPU does: an illegal access to its memory is the end of it for a process."""
+    try:
+        wait(device)
+    except RuntimeError:
+        return False
+    return True
 
 
 def wait(device: str) -> None:

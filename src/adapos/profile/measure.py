@@ -14,7 +14,7 @@ import torch
 from adapos.profile import machine
 from adapos.profile.memory import extra
 from adapos.profile.plan import PLAIN, Plan
-from adapos.profile.rows import NOISE, Results, Row, spread
+from adapos.profile.rows import NOISE, Results, Row, named, spread
 from adapos.profile.work import Work, maker
 
 SHORT = 0.02  # seconds: shorter runs are repeated within one timing
@@ -22,6 +22,10 @@ LONG = 0.4  # seconds that the slowest may take for that
 PTXAS = re.compile(r"^ptxas .*\b(error|fatal) :")
 
 Say = Callable[[str], object]
+
+
+class Lost(Exception):
+    """A GPU that answers nothing any more, as after an illegal access to its memory."""
 
 
 def begun(plan: Plan, adapos: str | None = None) -> Results:
@@ -35,21 +39,25 @@ def measure(
 ) -> None:
     """Fill in the rows. `step` hears of each run before it begins, `keep` of each group of rows that is done.
 
-    When it is interrupted, rows of the repeats that are whole are still added and kept.
+    When it is interrupted, or the GPU is lost, rows of the repeats that are whole are still added and kept.
     """
     with threads(plan.threads):
         for what, length in plan.groups:
             group = Group(plan, what, length, step)
             try:
                 group.run()
+            except Lost as problem:
+                results.lost = str(problem)
+                return
             finally:
                 results.rows += group.rows(results.machine)
                 results.failures |= group.failures
                 results.tiles = machine.tiles()
-                if results.rows:  # or an earlier profile would make way for nothing
+                if results.telling:  # or an earlier profile would make way for nothing
                     keep(results)
     results.finished = True
-    keep(results)
+    if results.telling:
+        keep(results)
 
 
 def steps(plan: Plan) -> int:
@@ -65,12 +73,14 @@ class Group:
         self.plan, self.what, self.length, self.step = plan, what, length, step
         self.works: dict[str, Work] = {}
         self.notes: dict[str, str] = {}
-        self.failures: dict[str, str] = {}  # tracebacks, by the notes
+        self.failures: dict[str, str] = {}  # tracebacks, by the names of rows
         self.times: list[dict[str, float]] = []  # of each whole repeat
         self.memory: dict[str, int] = {}
 
     def run(self) -> None:
         count = self.warm()
+        if not self.failures and set(self.works) == {PLAIN}:
+            return  # all others are refused
         for _ in range(self.plan.repeats):
             found = {}
             for spec in (PLAIN, *self.plan.encodings):
@@ -114,10 +124,12 @@ class Group:
     def fail(self, spec: str, problem: Exception, about: str = "") -> None:
         self.notes[spec] = about + sentence(problem)
         if not isinstance(problem, ValueError):  # which is a refusal, and says all there is
-            self.failures[self.notes[spec]] = "".join(traceback.format_exception(problem))
+            self.failures[named(self.what, self.length, spec)] = "".join(traceback.format_exception(problem))
+            if self.plan.on_gpu and not machine.answers(self.plan.device):
+                raise Lost(f"{named(self.what, self.length, spec)}: {self.notes[spec]}") from problem
 
     def say(self, spec: str, about: str = "") -> None:
-        self.step(f"{self.what}, {self.length} tokens: {about}{spec}")
+        self.step(named(self.what, self.length, about + spec))
 
     def rows(self, peaks: machine.Machine) -> list[Row]:
         """Of what has been measured so far, or has been found not to run."""

@@ -73,7 +73,7 @@ class Plan:
             raise ValueError(f"device must be cpu or cuda, not {self.device!r}: others are not timed yet")
         if INTERPRETED and (self.backend == "triton" or (self.on_gpu and self.backend == "auto")):
             raise ValueError(
-                "TRITON_INTERPRET must not be set: Triton's interpreter would run the kernels in place of a GPU, and "
+                "TRITON_INTERPRET must not be on: Triton's interpreter would run the kernels in place of a GPU, and "
                 "its times say nothing; unset it, or choose another backend than 'triton'"
             )
         # an encoding that cannot be built is found now, not after an hour

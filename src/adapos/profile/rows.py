@@ -14,6 +14,7 @@ from typing import Any
 
 from adapos import files
 from adapos.profile.machine import Machine
+from adapos.profile.plan import PLAIN
 
 NOISE = 0.15  # a spread above this is noise
 QUARTERS = 5  # repeats from which the spread is that of the middle half
@@ -43,6 +44,15 @@ class Row:
     refused: dict[str, str] = field(default_factory=dict)  # backends, and why they did not run it
     note: str = ""
 
+    @property
+    def name(self) -> str:
+        return named(self.what, self.length, self.encoding)
+
+
+def named(what: str, length: int, encoding: str) -> str:
+    """'forward, 512 tokens: kerple'"""
+    return f"{what}, {length} tokens: {encoding}"
+
 
 def spread(ratios: Sequence[float]) -> float | None:
     """How far repeats lie apart, of their median: the middle half of five or more, the whole range of fewer."""
@@ -63,7 +73,14 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     finished: bool = False
     tiles: list[dict[str, Any]] = field(default_factory=list)  # that Triton's tuner chose, on a GPU
-    failures: dict[str, str] = field(default_factory=dict)  # notes of rows that broke, with their tracebacks
+    failures: dict[str, str] = field(default_factory=dict)  # tracebacks of what broke, by the names of rows
+    lost: str = ""  # what took the GPU with it, and how
+
+    @property
+    def telling(self) -> bool:
+        """Whether an encoding ran, or broke: refusals are known without measuring."""
+        ran = any(row.milliseconds is not None and row.encoding != PLAIN for row in self.rows)
+        return ran or bool(self.failures)
 
     def to_json(self) -> str:
         return json.dumps({"format": 1, **asdict(self)}, indent=1, allow_nan=False) + "\n"

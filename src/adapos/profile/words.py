@@ -80,7 +80,7 @@ def notes(rows: list[Row]) -> list[str]:
     for row in rows:
         if row.note:
             found.setdefault((row.encoding, row.note), []).append(str(row.length))
-    return [f"{encoding} at {', '.join(at)} tokens: {note}" for (encoding, note), at in found.items()]
+    return [f"{encoding} at {', '.join(dict.fromkeys(at))} tokens: {note}" for (encoding, note), at in found.items()]
 
 
 def nothing(results: Results) -> str:
@@ -89,13 +89,13 @@ def nothing(results: Results) -> str:
     if any(row.milliseconds is not None for row in rows):
         return ""
     first, *others = notes(rows)
-    more = f", and {len(others)} more in profile.json" if others else ""
-    return f"no encoding could run ({first}{more})"
+    more = f"; {len(others)} more above" if others else ""
+    return f"no encoding could run ({first.rstrip('.')}{more})"
 
 
 def failures(results: Results) -> str:
     """What to say of measurements that broke, or nothing."""
-    broke = sum(row.milliseconds is None and row.note in results.failures for row in results.rows)
+    broke = sum(row.milliseconds is None and row.name in results.failures for row in results.rows)
     if not broke:
         return ""
     return (

@@ -6,11 +6,15 @@ import pytest
 import torch
 
 from adapos import Layout, attend
+from adapos.kernels import triton
 from cases import LAYOUTS, Attention
 from judge import GROUPED, KNOWN, Judge, mixed, worse_than_in_halves
 
 DEVICE = "cuda"
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+    pytest.mark.skipif(triton.INTERPRETED, reason="what is interpreted does not run on one"),
+]
 
 
 def judged(pairs: str, layout: str, sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> dict[str, str]:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from adapos.kernels import triton
-from cases import LAYOUTS
-from judge import EDGE, KNOWN, Judge, made, mixed, worse_than_in_halves
+from cases import LAYOUTS, Attention
+from judge import EDGE, KNOWN, Judge, made, mixed, times, worse_than_in_halves
 
 pytest.importorskip("triton")
 pytestmark = [
@@ -75,6 +75,18 @@ def test_a_mix_in_tf32_errs_less_than_one_in_halves(
 ) -> None:
     """With matrices that are held, and with some that are read some channels at a time."""
     assert worse_than_in_halves(mixed(heads, channels, kernel, dtype)) == {}
+
+
+@pytest.mark.parametrize(("by", "width"), [(10, 32), (1000, 40)])
+def test_where_one_key_has_all_the_weight_gradients_are_of_the_same_products(
+    by: float, width: int, tiles: dict[str, int]
+) -> None:
+    """Widths by whose root a score is not divided exactly: logits of both passes must be rounded alike."""
+    a = Attention.make("table", "dense", batch=1, length=21, heads=2, width=width, values=16, dtype=torch.float32)
+    judge = times(a, by)
+    for number in range(4):
+        tiles["gather"] = number
+        assert judge.beyond(judge.a.run("triton")) == {}
 
 
 @pytest.mark.full

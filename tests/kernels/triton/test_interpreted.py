@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 
-from adapos import Layout, Pairs, attend, kernels
+from adapos import Layout, Pairs, SelfAttention, attend, kernels
 from adapos.kernels import triton
 from adapos.model import Cache, Decoder
 from adapos.pairs import DistanceTable, HeadMix, Ramp
@@ -29,6 +29,7 @@ from judge import (
     made,
     mixed,
     operands,
+    times,
     worse_than_in_halves,
 )
 
@@ -116,9 +117,7 @@ def test_matrices_of_every_width_are_right(heads: int, channels: int, kernel: in
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("pairs", ["table and ramp", "mix 3 residual"])
 def test_where_one_key_has_all_the_weight_scores_and_terms_get_no_gradient(pairs: str) -> None:
-    a = Attention.make(pairs, "dense", dtype=torch.float32)
-    q, k = ((1000 * x).detach().requires_grad_() for x in (a.q, a.k))
-    judge = Judge.of(replace(a, q=q, k=k))
+    judge = times(Attention.make(pairs, "dense", dtype=torch.float32), 1000)
     for x, true in zip(judge.a.run("triton"), judge.truth, strict=True):
         assert apart(x, true) < 1e-6
 
@@ -288,6 +287,36 @@ def test_a_key_may_be_hidden_by_a_ramp() -> None:
     assert apart(found[:, :, 3:], usual[:, :, 3:]) < 1e-5
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("form", ["residual", "concat", "bias", "add"])
+@pytest.mark.parametrize("channels", [6, 16])
+def test_a_key_may_be_hidden_by_a_bias_that_is_mixed(channels: int, form: str) -> None:
+    """Weights that are positive make a logit of -inf of it; channels that a tile is padded with must not make NaN."""
+    draw = Draw(0, torch.float32)
+    q, k, table = draw(1, 2, 9, 8), draw(1, 2, 9, 8), draw(2, 6).detach()
+    table[:, 2] = -torch.inf
+    sizes = {"residual": 4, "concat": 4, "bias": 2, "add": 2}
+    mix = HeadMix(draw.positive(channels, sizes[form], 1), draw(channels), draw.positive(2, channels, 1), draw(2), form)
+    pairs = Pairs((DistanceTable(table, 0),), mix)
+    found, usual = (attend(q, k, k, Layout.dense(1, 9), pairs, backend=name) for name in ("triton", "reference"))
+    assert apart(found, usual) < 1e-5
+
+
+@pytest.mark.parametrize("pairs", ["table", "mix 1 residual"])
+def test_what_the_loss_says_of_padding_does_not_matter(pairs: str) -> None:
+    a = Attention.make(pairs, "documents", dtype=torch.float32)
+    assert a.layout.q_doc is not None
+    padding = (a.layout.q_doc == -1)[:, None, :, None]
+    assert padding.any()
+
+    def gradients(number: float) -> list[torch.Tensor]:
+        out = attend(a.q, a.k, a.v, a.layout, a.pairs, backend="triton")
+        return list(torch.autograd.grad(out, a.inputs, torch.ones_like(out).masked_fill(padding, number)))
+
+    for x, usual in zip(gradients(torch.nan), gradients(0.0), strict=True):
+        assert torch.equal(x, usual)
+
+
 @pytest.mark.parametrize("backend", ["triton", "native"])
 def test_a_window_is_one_where_queries_lie_past_the_keys(backend: str) -> None:
     draw, layout = Draw(0, torch.float32), Layout.dense(1, 6, window=4).first(3)
@@ -330,13 +359,13 @@ def test_queries_far_past_all_keys_see_nothing(queries: int, pairs: str) -> None
     assert not any(x.any() for x in a.run("triton"))
 
 
-@pytest.mark.parametrize(("has", "runs"), [((3, 4), False), ((3, 5), True), ((3, 10), True), (None, True)])
+@pytest.mark.parametrize(("has", "runs"), [((3, 4), False), ((3, 5), True), ((3, 10), True), (triton.UNKNOWN, True)])
 def test_mixes_need_a_triton_that_knows_small_products(
-    has: tuple[int, int] | None, runs: bool, monkeypatch: pytest.MonkeyPatch
+    has: tuple[int, ...], runs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton, "installed", lambda: has)
+    monkeypatch.setattr(triton, "VERSION", has)
     known, mix = (Attention.make(pairs, "dense", dtype=torch.float32).call for pairs in ("table", "mix 1 residual"))
-    expected = "it mixes heads with Triton 3.5 or later, which torch 2.9 brings, and this is 3.4"
+    expected = "it mixes heads with Triton 3.5 or later, as torch 2.9 brings, and this is 3.4"
     assert triton.Triton().refuses(known) is None
     assert triton.Triton().refuses(mix) == (None if runs else expected)
 
@@ -355,3 +384,12 @@ def test_torch_sees_an_operator_with_shapes_and_gradients(pairs: str) -> None:
     # the kernels are loaded by the first call
     attend(a.q, a.k, a.v, a.layout, a.pairs, backend="triton")
     torch.library.opcheck(torch.ops.adapos.triton, operands(a, "triton"))
+
+
+@pytest.mark.parametrize("version", [(3, 9), triton.UNKNOWN])
+def test_what_torch_compiles_is_one_graph(version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "VERSION", version)
+    torch._dynamo.reset()
+    layer = SelfAttention(32, 4, "kerple + dape", backend="triton")
+    x = torch.randn(1, 9, 32)
+    assert apart(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), layer(x)) < 1e-6

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from adapos.kernels.triton import installed, sizes, told
+from adapos.kernels import triton
+from adapos.kernels.triton import UNKNOWN, installed, sizes, told
 
 HEADS, NUMBERS = 12, 12
 
@@ -132,4 +136,46 @@ def test_variables_are_read_as_triton_reads_them(value: str, answer: bool, monke
 @pytest.mark.parametrize(("version", "parts"), [("3.9.0", (3, 9)), ("3.10.1+git8f2", (3, 10)), ("3.5rc1", (3, 5))])
 def test_the_version_of_triton_is_told(version: str, parts: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adapos.kernels.triton.version", lambda name: version)
-    assert installed.__wrapped__() == parts
+    assert installed() == parts
+
+
+def test_a_triton_of_another_name_has_an_unknown_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch brings it for AMD's GPUs."""
+
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("adapos.kernels.triton.version", version)
+    assert installed() == UNKNOWN
+
+
+def test_a_folder_that_is_called_triton_is_not_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adapos.kernels.triton.find_spec", lambda name: ModuleSpec(name, None, origin=None))
+    assert installed() is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"capability": lambda device: (7, 5)},
+            "it needs a GPU of compute capability 8.0 or later, and cuda has 7.5",
+        ),
+        ({"VERSION": None}, 'it needs triton: pip install "adapos[gpu]"'),
+        ({"VERSION": (3, 2)}, "it needs Triton 3.3 or later, as torch 2.7 brings, and this is 3.2"),
+        (
+            {"INTERPRETED": True},
+            "TRITON_INTERPRET is set, by which Triton would interpret it in place of a GPU; unset it",
+        ),
+        ({}, "it takes float32, bfloat16 and float16, and these tensors are float64"),
+    ],
+)
+def test_on_a_gpu_it_says_what_is_wanting(
+    changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = {"capability": lambda device: (8, 0), "VERSION": (3, 9), "INTERPRETED": False}
+    for name, value in {**usual, **changes}.items():
+        monkeypatch.setattr(triton, name, value)
+    tensor: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float64)
+    call: Any = SimpleNamespace(q=tensor)
+    assert triton.Triton().refuses(call) == reason

@@ -33,7 +33,7 @@ class Native:
         if fires > 1 or (fires and call.layout.span + call.layout.ahead > FURTHEST):
             return f"it adds one Fire, of distances below {FURTHEST}"
         if call.pairs.mix is not None and not isinstance(call.pairs.mix, HeadMix):
-            return f"it mixes heads, and {type(call.pairs.mix).__name__} counts along whole rows"
+            return f"of mixes it knows HeadMix alone, and {type(call.pairs.mix).__name__} counts along whole rows"
         if call.transformed:
             return OPAQUE
         if call.dropout:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -25,10 +24,28 @@ def told(name: str) -> bool:
     return os.environ.get(name, "").lower() in ("1", "true", "yes", "on", "y")
 
 
-INTERPRETED = told("TRITON_INTERPRET")
+def installed() -> tuple[int, ...] | None:
+    """The version of Triton, told without loading it; None where it is not there."""
+    found = find_spec("triton")
+    if found is None or found.origin is None:  # a folder that happens to be called so has no origin
+        return None
+    try:
+        return tuple(int(part) for part in re.findall(r"\d+", version("triton"))[:2])
+    except PackageNotFoundError:  # torch brings it under another name, as for AMD's
+        return UNKNOWN
+
+
+def of(parts: tuple[int, ...]) -> str:
+    return ".".join(map(str, parts))
+
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-OLDEST = (8, 0)
+CAPABLE = (8, 0)
+OLDEST = (3, 3)
 MIXING = (3, 5)  # the first Triton that multiplies matrices of fewer than 16 rows
+UNKNOWN = (2**31,)  # later than any
+# asked once: what torch compiles should not see how
+INTERPRETED, VERSION = told("TRITON_INTERPRET"), installed()
 WIDEST = 256  # numbers of a head, and of its values
 HEADS = 32
 TAPS = 7
@@ -41,10 +58,14 @@ class Triton:
         device = call.q.device
         if device.type != "cuda" and not (INTERPRETED and device.type == "cpu"):
             return f"it runs on GPUs, and these tensors are on {device}"
-        if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < OLDEST:
-            return "it needs a GPU of compute capability 8.0, and this one is older"
-        if find_spec("triton") is None:
+        if device.type == "cuda" and INTERPRETED:
+            return "TRITON_INTERPRET is set, by which Triton would interpret it in place of a GPU; unset it"
+        if device.type == "cuda" and torch.version.hip is None and (has := capability(device)) < CAPABLE:
+            return f"it needs a GPU of compute capability {of(CAPABLE)} or later, and {device} has {of(has)}"
+        if VERSION is None:
             return 'it needs triton: pip install "adapos[gpu]"'
+        if VERSION < OLDEST:
+            return f"it needs Triton {of(OLDEST)} or later, as torch 2.7 brings, and this is {of(VERSION)}"
         if call.q.dtype not in DTYPES:
             return f"it takes float32, bfloat16 and float16, and these tensors are {str(call.q.dtype)[6:]}"
         if max(call.q.shape[3], call.v.shape[3]) > WIDEST:
@@ -54,9 +75,9 @@ class Triton:
                 return f"it adds tables over distance and ramps, and {type(term).__name__} is neither"
         mix = call.pairs.mix
         if mix is not None and not isinstance(mix, HeadMix):
-            return f"it mixes heads, and {type(mix).__name__} counts along whole rows"
-        if mix is not None and (has := installed()) is not None and has < MIXING:
-            return f"it mixes heads with Triton {of(MIXING)} or later, which torch 2.9 brings, and this is {of(has)}"
+            return f"of mixes it knows HeadMix alone, and {type(mix).__name__} counts along whole rows"
+        if mix is not None and VERSION < MIXING:
+            return f"it mixes heads with Triton {of(MIXING)} or later, as torch 2.9 brings, and this is {of(VERSION)}"
         if mix is not None and call.heads > HEADS:
             return f"it mixes up to {HEADS} heads, and there are {call.heads}"
         if mix is not None and mix.kernel > TAPS:
@@ -85,14 +106,7 @@ class Triton:
         return fused(call.q, call.k, call.v, *places, *terms.tensors(), numbers, call.scale).to(call.v.dtype)
 
 
-@cache
-def installed() -> tuple[int, ...] | None:
-    """The version of Triton, told without loading it; None where torch brings it under another name, as for AMD's."""
-    try:
-        return tuple(int(part) for part in re.findall(r"\d+", version("triton"))[:2])
-    except PackageNotFoundError:
-        return None
-
-
-def of(parts: tuple[int, ...]) -> str:
-    return ".".join(map(str, parts))
+def capability(device: torch.device) -> tuple[int, int]:
+    # torch compiles calls of this, and none of `get_device_capability`
+    about = torch.cuda.get_device_properties(device)
+    return about.major, about.minor

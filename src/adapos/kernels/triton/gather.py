@@ -17,7 +17,7 @@ A program is (tile of queries, head, part of a text). A row that sees nothing ha
 import triton
 import triton.language as tl
 
-from adapos.kernels.triton.tile import LENGTHS, UNALIGNED, biases, near, scores, seen, times
+from adapos.kernels.triton.tile import LENGTHS, UNALIGNED, biased, biases, near, scores, seen, times
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite, for a row may see nothing yet
 
@@ -56,15 +56,16 @@ def gather(
             logit = tl.load(place, mask=(rows < end)[:, None] & (j < high)[None, :], other=float("-inf"))
         else:
             found = seen(b, rows, i, j, q_doc, k_doc, T, S, window, CAUSAL, WINDOW, DOCS) & (j < high)[None, :]
-            logit = scores(
-                q, k, (), b, h, rows, j, q_batch, q_head, q_token, k_batch, k_head, k_token, T, S, scale, H, REPEATS, D,
-                DEPTH, False, 1, M, N, PRECISION,
+            score = scores(
+                q, k, (), b, h, rows, j, q_batch, q_head, q_token, k_batch, k_head, k_token, T, S, H, REPEATS, D, DEPTH,
+                False, 1, M, N, PRECISION,
             )  # fmt: skip
-            logit += biases(
+            bias = biases(
                 b, h, rows, i, j, found, table, q_pos, k_pos, ramp_q, ramp_k, T, S, R, zero, H, 1, M, N, TABLE, IDS,
                 RAMP,
             )  # fmt: skip
-            logit = tl.where(found, tl.reshape(logit, [M, N]), float("-inf"))
+            logit = tl.reshape(biased(score, bias, scale, M, N), [M, N])
+            logit = tl.where(found, logit, float("-inf"))
         higher = tl.maximum(greatest, tl.max(logit, 1))
         fade, weight = tl.exp(greatest - higher), tl.exp(logit - higher[:, None])
         total = total * fade + tl.sum(weight, 1)

@@ -185,7 +185,7 @@ DIFFERENTIATE = Kernel(
     differentiating,
     (Tile(64, 64, 64), Tile(64, 32, 64, threads=128), Tile(32, 32, 64, threads=128)),
     (16, 0, 0),
-    zeroed=("sums",),
+    zeroed=("of_weights", "of_products"),
 )
 TALLY = Kernel(tallying, (Tile(8, 128),), (8, 0, 0))
 
@@ -246,17 +246,20 @@ def gather(chunk: Chunk, **arguments: Any) -> None:
 
 
 def differentiate(chunk: Chunk, **arguments: Any) -> None:
-    """What is summed first is taken from every pair afterwards: p (dp - sum of p dp)."""
+    """What is summed first, of w and of w dp, makes p and dlogit of every pair afterwards."""
     heads, rows = len(chunk.texts) * arguments["H"], len(chunk.rows)
 
     def grid(tile: Mapping[str, Any]) -> tuple[int, ...]:
         return triton.cdiv(len(chunk.keys), tile["N"]), triton.cdiv(rows, tile["M"]), heads
 
     tiles = max(grid(tile.sizes)[0] for tile in DIFFERENTIATE.fitting(arguments))
-    sums = arguments["shares"].new_zeros((tiles, heads, rows))
+    of_weights, of_products = (arguments["top"].new_zeros((tiles, heads, rows)) for _ in range(2))
+    arguments |= {"of_weights": of_weights, "of_products": of_products}
     # of one kind, or the second might have another tile, whose products are rounded otherwise
-    DIFFERENTIATE(grid, {**arguments, "sums": sums, "delta": sums[0], "SUMMED": True})
-    DIFFERENTIATE(grid, {**arguments, "sums": sums, "delta": sums.sum(0), "SUMMED": False})
+    DIFFERENTIATE(grid, {**arguments, "shares": of_weights, "delta": of_products, "SUMMED": True})
+    total = of_weights.sum(0)
+    shares = torch.where(total == 0, 0.0, 1 / total)
+    DIFFERENTIATE(grid, {**arguments, "shares": shares, "delta": of_products.sum(0) * shares, "SUMMED": False})
 
 
 def tally(chunk: Chunk, grad: Tensor, **where: int) -> Tensor:

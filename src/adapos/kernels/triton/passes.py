@@ -92,10 +92,9 @@ def stretched(problem: Problem, grad: Tensor, sums: Tensor, rows: int) -> Tensor
     q, k, v = problem.q, problem.k, problem.v
     if q.dtype != torch.float16:
         return q.new_ones(1, dtype=torch.float32)
-    nothing = (sums == 0)[..., None]  # rows that see no key
     of_grad, of_v, of_k, of_q = (
         torch.linalg.vector_norm(x.nan_to_num(0.0, 0.0, 0.0), ord=norm, dim=-1, dtype=torch.float32).amax()
-        for x, norm in ((grad.masked_fill(nothing, 0), 2), (v, 2), (k, math.inf), (q.masked_fill(nothing, 0), math.inf))
+        for x, norm in ((grad, 2), (v, 2), (k, math.inf), (q.masked_fill((sums == 0)[..., None], 0), math.inf))
     )
     # the sum over keys of |p (dp - sum of p dp)|, and how much of it a mix makes
     bound = 2 * of_grad * of_v * abs(problem.scale)
@@ -115,8 +114,8 @@ def backward(problem: Problem, grad: Tensor, ends: Tensor) -> dict[str, Tensor]:
     """The gradients of all tensors of the problem but ids and documents, by name."""
     q, k, v = problem.q, problem.k, problem.v
     top, sums = ends
-    grad = grad.to(v.dtype).contiguous()
-    shares = torch.where(sums == 0, 0.0, 1 / sums)
+    # what the loss says of rows that see no key is nothing, whatever it is
+    grad = grad.to(v.dtype).masked_fill((sums == 0)[..., None], 0.0).contiguous()
     of_pairs, of_values, of_mix = problem.of_pairs(), problem.of_values(), problem.of_mix()
     chunks = problem.chunks(problem.heads, summed(of_mix) if problem.mixed else 0)
     buffers = Buffers(problem, chunks)
@@ -134,8 +133,8 @@ def backward(problem: Problem, grad: Tensor, ends: Tensor) -> dict[str, Tensor]:
             scores = buffers.of("scores", chunk)
             weigh(chunk, logits=logits, kept=scores, KEPT=True, **of_pairs, **of_mix, **where)
         differentiate(
-            chunk, logits=logits, weights=weights, d_scores=d_scores, d_out=grad, top=top, shares=shares,
-            stretch=stretch, **of_pairs, **of_values, **where, KEPT=kept,
+            chunk, logits=logits, weights=weights, d_scores=d_scores, d_out=grad, top=top, stretch=stretch, **of_pairs,
+            **of_values, **where, KEPT=kept,
         )  # fmt: skip
         if problem.mixed:
             d_biases = buffers.of("d_biases", chunk) if problem.biased else None

@@ -108,6 +108,7 @@ class Problem:
             "w_out": F.pad(self.w_out, (0, more, 0, more_heads)).contiguous(),
             "slope": SLOPE,
             "HEADS": all_heads,
+            "W": channels,
             "CHANNELS": all_channels,
             "TAPS": taps,
             "SCORED": self.w_score is not None,

@@ -18,7 +18,7 @@ PADDING = tl.constexpr(-1)
 # numbers that change from text to text: a kernel that was compiled for one runs for all
 LENGTHS = ["T", "S", "R", "zero", "start", "window", "text", "begin", "end", "first", "last", "pitch"]
 # tensors that begin wherever others end
-UNALIGNED = ["top", "sums", "delta", "shares"]
+UNALIGNED = ["top", "sums", "delta", "shares", "of_weights", "of_products"]
 
 
 @triton.jit
@@ -160,11 +160,11 @@ def of_pairs(x, y, total, TURNED: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def scores(
-    q, k, held, b, h, rows, j, q_batch, q_head, q_token, k_batch, k_head, k_token, T, S, scale, H: tl.constexpr,
+    q, k, held, b, h, rows, j, q_batch, q_head, q_token, k_batch, k_head, k_token, T, S, H: tl.constexpr,
     REPEATS: tl.constexpr, D: tl.constexpr, DEPTH: tl.constexpr, HELD: tl.constexpr, HEADS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(HEADS, M, N): scale q.k, DEPTH numbers of a head at a time; where keys are HELD, they were read before."""
+    """(HEADS, M, N): q.k, DEPTH numbers of a head at a time; where keys are HELD, they were read before."""
     # tensor cores multiply 16 rows and 8 columns: where queries are fewer, keys are the rows
     TURNED: tl.constexpr = M < 16 and PRECISION != "ieee"
     DOWN: tl.constexpr = N if TURNED else M
@@ -181,7 +181,13 @@ def scores(
             total = of_pairs(x, y, total, TURNED, PRECISION)
     if TURNED:
         total = tl.permute(total, (0, 2, 1))
-    return total * scale
+    return total
+
+
+@triton.jit
+def biased(score, bias, scale, M: tl.constexpr, N: tl.constexpr):
+    """(1, M, N): scale x score + bias, rounded once. Compilers by themselves do so in one kernel and not in another."""
+    return tl.fma(score, tl.full([1, M, N], scale, tl.float32), bias)
 
 
 @triton.jit

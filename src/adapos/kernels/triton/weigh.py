@@ -41,8 +41,9 @@ MATRICES = tl.constexpr(sizes.MATRICES)
 @triton.jit
 def through_channels(
     logit, score, bias, flat, of_score, of_bias, of_unit, w_score, w_bias, b_in, w_out, slope, block,
-    HEADS: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, SCORED: tl.constexpr, BIASED: tl.constexpr,
-    HELD: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, W: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, SCORED: tl.constexpr,
+    BIASED: tl.constexpr, HELD: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The logits of all heads, with what a block of channels adds to them."""
     unit = hidden(
@@ -50,6 +51,9 @@ def through_channels(
         BIASED, HELD, PRECISION,
     )  # fmt: skip
     unit = tl.where(unit > 0, unit, unit * slope)
+    if W < CHANNELS:
+        # channels of nothing, or a bias of -inf would make NaN of them
+        unit = tl.where((block * BLOCK + tl.arange(0, BLOCK) < W)[:, None], unit, 0.0)
     if TAPS > 1:
         # again, or decoding differs from one pass
         unit = tl.where(flat, unit, 0.0)
@@ -67,10 +71,10 @@ def weigh(
     logits, kept, q, k, table, q_pos, k_pos, q_doc, k_doc, ramp_q, ramp_k, w_score, w_bias, b_in, w_out,
     q_batch, q_head, q_token, k_batch, k_head, k_token, T, S, R, zero, start, window, text, begin, end, first, last,
     pitch, scale, slope, H: tl.constexpr, HEADS: tl.constexpr, REPEATS: tl.constexpr, D: tl.constexpr,
-    CHANNELS: tl.constexpr, TAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DOCS: tl.constexpr,
-    TABLE: tl.constexpr, IDS: tl.constexpr, RAMP: tl.constexpr, SCORED: tl.constexpr, BIASED: tl.constexpr,
-    ADDED: tl.constexpr, KEPT: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    BLOCK: tl.constexpr, SPAN: tl.constexpr, DEPTH: tl.constexpr,
+    W: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    DOCS: tl.constexpr, TABLE: tl.constexpr, IDS: tl.constexpr, RAMP: tl.constexpr, SCORED: tl.constexpr,
+    BIASED: tl.constexpr, ADDED: tl.constexpr, KEPT: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     local = tl.program_id(2)
     b, h = (text + local).to(tl.int64), tl.arange(0, HEADS)
@@ -112,10 +116,10 @@ def weigh(
         there = there & owned[None, None, :]
         found = seen(b, rows, i, j, q_doc, k_doc, T, S, window, CAUSAL, WINDOW, DOCS)
         score = scores(
-            q, k, held, b, h, rows, j, q_batch, q_head, q_token, k_batch, k_head, k_token, T, S, scale, H, REPEATS, D,
-            DEPTH, HELD_KEYS, HEADS, M, N, PRECISION,
+            q, k, held, b, h, rows, j, q_batch, q_head, q_token, k_batch, k_head, k_token, T, S, H, REPEATS, D, DEPTH,
+            HELD_KEYS, HEADS, M, N, PRECISION,
         )  # fmt: skip
-        score = tl.where(found[None], score, 0.0)
+        score = tl.where(found[None], score * scale, 0.0)
         if KEPT:
             tl.store(kept + place, score, mask=there)
         score = tl.reshape(score, [HEADS, M * N])
@@ -133,13 +137,13 @@ def weigh(
             for block in tl.static_range(blocks):
                 logit = through_channels(
                     logit, score, bias, flat, of_score, of_bias, of_unit, w_score, w_bias, b_in, w_out, slope, block,
-                    HEADS, CHANNELS, TAPS, SCORED, BIASED, HELD, PRECISION, M, N, BLOCK,
+                    HEADS, W, CHANNELS, TAPS, SCORED, BIASED, HELD, PRECISION, M, N, BLOCK,
                 )  # fmt: skip
         else:
             for block in range(blocks):
                 logit = through_channels(
                     logit, score, bias, flat, of_score, of_bias, of_unit, w_score, w_bias, b_in, w_out, slope, block,
-                    HEADS, CHANNELS, TAPS, SCORED, BIASED, HELD, PRECISION, M, N, BLOCK,
+                    HEADS, W, CHANNELS, TAPS, SCORED, BIASED, HELD, PRECISION, M, N, BLOCK,
                 )  # fmt: skip
         logit = tl.where(flat, logit, float("-inf"))
         tl.store(logits + place, tl.reshape(logit, [HEADS, M, N]), mask=there)
