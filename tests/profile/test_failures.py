@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import torch
 
 from adapos.profile import machine, measure, work
 from adapos.profile.plan import Plan
@@ -43,6 +44,10 @@ def caused(*problems: Exception) -> Exception:
 
 FAILURES = [
     (RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA"), "CUDA error: out of memory"),
+    (
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"),
+        "CUDA out of memory. Tried to allocate 2.00 GiB; ask for shorter --lengths or a smaller --batch",
+    ),
     (COMPILER.CompilationError(SOURCE, LINE, "no  such type\nmore"), "CompilationError: no such type"),
     (
         caused(

@@ -123,6 +123,8 @@ class Group:
 
     def fail(self, spec: str, problem: Exception, about: str = "") -> None:
         self.notes[spec] = about + sentence(problem)
+        if isinstance(problem, torch.OutOfMemoryError):  # a GPU's
+            self.notes[spec] = f"{self.notes[spec].rstrip('.')}; ask for shorter --lengths or a smaller --batch"
         if not isinstance(problem, ValueError):  # which is a refusal, and says all there is
             self.failures[named(self.what, self.length, spec)] = "".join(traceback.format_exception(problem))
             if self.plan.on_gpu and not machine.answers(self.plan.device):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adapos import Layout, attend
+from adapos import Layout, SelfAttention, attend
 from adapos.kernels import triton
 from cases import LAYOUTS, Attention
 from judge import GROUPED, KNOWN, Judge, mixed, worse_than_in_halves
@@ -50,6 +50,26 @@ def test_gradients_are_the_same_from_run_to_run(pairs: str) -> None:
     a = Attention.make(pairs, "documents", length=200, dtype=torch.float32).on(DEVICE)
     first, again = a.run("triton"), a.run("triton")
     assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+
+
+def test_what_torch_compiles_is_one_graph() -> None:
+    layer, x = SelfAttention(64, 4, "kerple + dape(kernel=3)", backend="triton").to(DEVICE), torch.randn(2, 70, 64)
+    found = torch.compile(layer, fullgraph=True)(x.to(DEVICE))
+    assert (found - layer(x.to(DEVICE))).abs().max() < 1e-4
+
+
+def test_a_graph_of_launches_gives_the_same() -> None:
+    a = Attention.make("mix 3 residual", "dense", length=200, dtype=torch.float32).on(DEVICE)
+
+    def run() -> torch.Tensor:
+        with torch.no_grad():
+            return attend(a.q, a.k, a.v, a.layout, a.pairs, backend="triton")
+
+    usual, graph = run(), torch.cuda.CUDAGraph()  # tiles have been tried by then
+    with torch.cuda.graph(graph):
+        found = run()
+    graph.replay()
+    assert torch.equal(found, usual)
 
 
 def test_a_token_at_a_time_is_decoded_as_in_one_pass() -> None:
