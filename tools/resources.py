@@ -2,6 +2,7 @@
 
 python tools/resources.py              compiles them for every target and writes docs/gpu-resources.csv
 python tools/resources.py --missing    compiles what the table does not hold yet
+python tools/resources.py --compare    compiles what `make test` does, and prints what differs from the table
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass, fields, replace
 from itertools import product
@@ -78,18 +79,40 @@ class Resources:
 
 
 def main() -> None:
+    if "--compare" in sys.argv:
+        compare()
+    else:
+        write()
+
+
+def compare() -> None:
+    """What another Triton makes of the kernels of one model."""
+    written, some = read(), list(cases(some=True))
+    for case, now in zip(some, all_compiled(some), strict=True):
+        then = vars(written[case])
+        counted = {name: value for name, value in vars(now).items() if isinstance(value, int)}
+        other = [f"{name} {value} (was {then[name]})" for name, value in counted.items() if value != then[name]]
+        if other:
+            print(f"{case.kernel}, {case.target}, k = {case.taps}, {case.tile}: {', '.join(other)}")
+
+
+def write() -> None:
     held = read() if "--missing" in sys.argv else {}
     every = list(dict.fromkeys(cases()))
     missing = [case for case in every if case not in held]
-    # a process for each core: most of the time goes to the assemblers
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        held |= dict(zip(missing, pool.map(compiled, missing), strict=True))
+    held |= dict(zip(missing, all_compiled(missing), strict=True))
     found = {case: held[case] for case in every}
     with TABLE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([field.name for kind in (Case, Resources) for field in fields(kind)])
         writer.writerows((*astuple(case), *astuple(resources)) for case, resources in sorted(found.items()))
     print(TABLE)
+
+
+def all_compiled(cases: Sequence[Case]) -> list[Resources]:
+    # a process for each core: most of the time goes to the assemblers
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        return list(pool.map(compiled, cases))
 
 
 def read() -> dict[Case, Resources]:
