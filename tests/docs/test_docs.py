@@ -41,7 +41,7 @@ README = ROOT / "README.md"
 RUN = ("encodings", "kernels", "check", "tasks")
 WIDEST = 86  # that fits beside the menus
 SLOW = ("own.md", "models.md")
-FOREIGN = {"--use_fsdp", "--cpu"}  # of accelerate
+FOREIGN = {"--use_fsdp", "--cpu", "--compare"}  # of accelerate, and of tools/resources.py
 LANGUAGES = {
     "python": "run, and what it prints is compared",
     "console": "run, and what it prints is compared; or the README's",
