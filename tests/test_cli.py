@@ -324,6 +324,7 @@ def test_a_sketch_that_must_be_real_has_a_limit() -> None:
         (["rope", "--device", "cuda:x"], "device 'cuda:x' must end in the number of a GPU, as 'cuda:0' does"),
         (["rope", "--device", "cuda:"], "device 'cuda:' must end in the number of a GPU, as 'cuda:0' does"),
         (["rope", "--device", "cpu:3"], "device 'cpu:3' has a number, and there is one CPU; write 'cpu'"),
+        (["rope", "--device", "hpu"], "device 'hpu' is not available on this machine; try 'cpu'"),
         (["fox", "--bidirectional"], "'fox' is for causal attention only: gates are cumulated"),
         (["learned", "--length", "5000"], "'learned' takes ids below 2048, and length 5000 goes past them"),
         (["learned(longest=1000000000000000)"], "'learned(longest=1000000000000000)' cannot be built: RuntimeError"),

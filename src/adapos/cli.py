@@ -191,9 +191,9 @@ def profile(
     for warning in filter(None, (words.failures(results), words.warning(results))):
         print(f"warning: {warning}", file=sys.stderr)
     if results.lost:
-        refuse(f"the GPU was lost, and the rest could not be measured ({results.lost.rstrip('.')})")
+        refuse(words.ended(results))
     if not results.finished:
-        print("interrupted: the rest was not measured", file=sys.stderr)
+        print(words.ended(results), file=sys.stderr)
         raise typer.Exit(130)
     if why := words.nothing(results):
         refuse(why)

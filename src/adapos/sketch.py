@@ -44,12 +44,12 @@ class Size:
 def available(device: str) -> torch.device:
     try:
         found = torch.ones(1, device=device).device  # written to: a GPU may be there that this torch has no code for
-    except (RuntimeError, AssertionError) as problem:
+    except (RuntimeError, AssertionError, ImportError) as problem:
         raise ValueError(unavailable(device, str(problem))) from None
-    if found.type == "cpu" and torch.device(device).index is not None:
+    if found.type == "cpu" and torch.device(device).index not in (None, 0):
         raise ValueError(f"device {device!r} has a number, and there is one CPU; write 'cpu'")
     if found.type == "meta":
-        raise ValueError("device 'meta' holds no numbers; try 'cpu', or 'cuda' where torch sees a GPU")
+        raise ValueError(f"device {device!r} holds no numbers; try 'cpu', or 'cuda' where torch sees a GPU")
     return found
 
 

@@ -88,8 +88,10 @@ def test_the_page_and_the_titles_name_the_gpu(made: Reader) -> None:
 def test_the_page_says_when_the_run_was_interrupted_or_noisy(made: Reader) -> None:
     said = " ".join(made.text["p"])
     assert words.warning(RESULTS) in said
-    assert "interrupted" not in said
-    assert "interrupted" in " ".join(Reader(page.page(replace(RESULTS, finished=False))).text["p"])
+    assert "Interrupted: the rest was not measured" not in said
+    assert "Interrupted: the rest was not measured" in " ".join(
+        Reader(page.page(replace(RESULTS, finished=False))).text["p"]
+    )
 
 
 def test_without_plotly_the_page_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,6 +145,9 @@ def test_a_lost_gpu_ends_the_run_with_what_took_it(place: Path, monkeypatch: pyt
     assert [row["encoding"] for row in held["rows"] if row["milliseconds"]] == ["plain", "rope", "alibi", "kerple"]
     assert list(held["failures"]) == ["forward, 32 tokens: alibi"]
     assert not held["finished"]
+    page = (place / "profile" / "profile.html").read_text(encoding="utf-8")
+    assert "The GPU was lost, and the rest could not be measured (forward, 32 tokens: alibi: CUDA error" in page
+    assert "Interrupted: the rest" not in page
 
 
 def test_a_profile_names_the_commit_that_made_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,11 +27,10 @@ def page(results: Results) -> str:
             found = drawings(what, rows, results.settings["encodings"])
             figures |= {name: figure for name, (_, figure) in found.items()}
             sections.append(section(what, rows, results, {name: title for name, (title, _) in found.items()}))
-    warning = words.warning(results)
+    notes = [note for note in (words.ended(results), words.warning(results)) if note]
     body = [
         f"<p>Positional encodings beside plain attention, on {escape(results.machine.processor)}.</p>",
-        "" if results.finished else '<p class="warn">The run was interrupted: this is what had been measured.</p>',
-        f'<p class="warn">{escape(warning)}.</p>' if warning else "",
+        *(f'<p class="warn">{escape(note[0].upper() + note[1:])}.</p>' for note in notes),
         "<noscript><p>The plots need JavaScript; the tables hold the same numbers.</p></noscript>",
         *sections,
         about(results),

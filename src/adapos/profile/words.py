@@ -33,7 +33,7 @@ def title(what: str, results: Results) -> str:
         sizes = f"{set_to['heads']} heads{shared} of {set_to['head_width']}"
     threads = results.machine.threads
     on_cpu = f"{threads} thread{'s' * (threads > 1)}"
-    where = on_cpu if set_to["device"] == "cpu" else f"{set_to['device']} ({results.machine.processor})"
+    where = on_cpu if set_to["device"] in ("cpu", "cpu:0") else f"{set_to['device']} ({results.machine.processor})"
     return f"{what}: {MEASUREMENTS[what]}, batch {set_to['batch']}, {sizes}, {set_to['dtype']}, {where}"
 
 
@@ -91,6 +91,13 @@ def nothing(results: Results) -> str:
     first, *others = notes(rows)
     more = f"; {len(others)} more above" if others else ""
     return f"no encoding could run ({first.rstrip('.')}{more})"
+
+
+def ended(results: Results) -> str:
+    """Why there is less than was asked for, or nothing."""
+    if results.lost:
+        return f"the GPU was lost, and the rest could not be measured ({results.lost.rstrip('.')})"
+    return "" if results.finished else "interrupted: the rest was not measured"
 
 
 def failures(results: Results) -> str:

@@ -122,6 +122,17 @@ def test_where_one_key_has_all_the_weight_scores_and_terms_get_no_gradient(pairs
         assert apart(x, true) < 1e-6
 
 
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("pairs", ["table", "mix 1 residual"])
+def test_gradients_do_not_depend_on_what_logits_were_shifted_by(pairs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """p is divided by sums of its own products, whatever the forward pass found."""
+    from adapos.kernels.triton import passes
+
+    real = passes.differentiate
+    monkeypatch.setattr(passes, "differentiate", lambda chunk, *, top, **rest: real(chunk, top=top + 0.1, **rest))
+    assert wrong(pairs, ["dense"]) == {}
+
+
 @pytest.mark.parametrize("by", [1e4, 1e-4])
 @pytest.mark.parametrize("pairs", ["table", "mix 1 residual"])
 def test_gradients_in_float16_may_be_large_or_small(pairs: str, by: float) -> None:

@@ -26,7 +26,10 @@ def told(name: str) -> bool:
 
 def installed() -> tuple[int, ...] | None:
     """The version of Triton, told without loading it; None where it is not there."""
-    found = find_spec("triton")
+    try:
+        found = find_spec("triton")
+    except ValueError:  # something else stands in its place
+        return None
     if found is None or found.origin is None:  # a folder that happens to be called so has no origin
         return None
     try:
