@@ -238,3 +238,20 @@ def test_several_threads_may_call_at_once() -> None:
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda _: a.run("tiled"), range(8)):
             assert max(map(apart, found, want)) < 1e-12
+
+
+@pytest.mark.parametrize("backend", ["native", "tiled"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+def test_a_key_may_be_hidden_by_a_bias_that_is_mixed(kernel: int, causal: bool, backend: str) -> None:
+    """Weights that are positive make a logit of -inf of it, also where taps fall off the first key."""
+    draw, layout = Draw(), Layout.dense(1, 9, causal=causal)
+    q, k, table = draw(1, 2, 9, 8).float(), draw(1, 2, 9, 8).float(), draw(2, 12).detach().float()
+    table[:, 5] = -torch.inf
+    weights = [draw.positive(6, 4, kernel), draw(6), draw.positive(2, 6, kernel), draw(2)]
+    mix = HeadMix(*(x.float() for x in weights), form="residual")
+    pairs = Pairs((DistanceTable(table, 3),), mix)
+    found, usual = (attend(q, k, k, layout, pairs, backend=name) for name in (backend, "reference"))
+    assert usual.isfinite().any()
+    assert found.isfinite().equal(usual.isfinite())
+    assert (found - usual).nan_to_num(0.0).abs().max() < 1e-5

@@ -151,7 +151,7 @@ def _line(call: Call, reach: int) -> tuple[Tensor | None, int]:
     line = table.index_select(1, (distance + term.zero).clamp(0, table.shape[1] - 1))
     if reach and layout.causal:
         # taps on keys ahead read nothing
-        line = line * (distance >= 0)
+        line = line.masked_fill(distance < 0, 0.0)
     return line, furthest
 
 
@@ -162,10 +162,11 @@ def _outermost(layout: Layout, reach: int) -> list[int]:
 
 def _edge(bias: Tensor, weight: Tensor, b_in: Tensor, column: int) -> Tensor:
     """`first` at one of the outermost keys: without the taps that fall off the end."""
-    reach = weight.shape[-1] // 2
-    offset = torch.arange(-reach, reach + 1, device=weight.device)
-    inside = offset >= -column if column >= 0 else offset <= -column - 1
-    return b_in[:, None] + along_keys(bias[None, :, None], weight * inside)[0, :, 0]
+    reach, length = weight.shape[-1] // 2, bias.shape[1]
+    taps = range(reach - column, 2 * reach + 1) if column >= 0 else range(reach - column)
+    # not by weights of zero, which would make NaN of a bias of -inf
+    near = F.pad(bias, (reach, reach))
+    return b_in[:, None] + sum(weight[..., tap] @ near[:, tap : tap + length] for tap in taps)
 
 
 class _Tiles(torch.autograd.Function):

@@ -300,15 +300,20 @@ def test_a_key_may_be_hidden_by_a_ramp() -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("form", ["residual", "concat", "bias", "add"])
-@pytest.mark.parametrize("channels", [6, 16])
-def test_a_key_may_be_hidden_by_a_bias_that_is_mixed(channels: int, form: str) -> None:
+@pytest.mark.parametrize(("channels", "kernel"), [(6, 1), (16, 1), (6, 3)])
+def test_a_key_may_be_hidden_by_a_bias_that_is_mixed(channels: int, kernel: int, form: str) -> None:
     """Weights that are positive make a logit of -inf of it; channels that a tile is padded with must not make NaN."""
     draw = Draw(0, torch.float32)
     q, k, table = draw(1, 2, 9, 8), draw(1, 2, 9, 8), draw(2, 6).detach()
     table[:, 2] = -torch.inf
     sizes = {"residual": 4, "concat": 4, "bias": 2, "add": 2}
-    mix = HeadMix(draw.positive(channels, sizes[form], 1), draw(channels), draw.positive(2, channels, 1), draw(2), form)
-    pairs = Pairs((DistanceTable(table, 0),), mix)
+    weights = [
+        draw.positive(channels, sizes[form], kernel),
+        draw(channels),
+        draw.positive(2, channels, kernel),
+        draw(2),
+    ]
+    pairs = Pairs((DistanceTable(table, 0),), HeadMix(*weights, form))
     found, usual = (attend(q, k, k, Layout.dense(1, 9), pairs, backend=name) for name in ("triton", "reference"))
     assert apart(found, usual) < 1e-5
 
