@@ -114,23 +114,34 @@ def test_matrices_of_every_width_are_right(heads: int, channels: int, kernel: in
     assert judge.beyond(judge.a.run("triton")) == {}
 
 
-@pytest.mark.usefixtures("small")
+@pytest.fixture
+def spoiled_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass is told nothing of the forward pass but which rows see a key."""
+    from adapos.kernels.triton import passes
+
+    real = passes.forward
+
+    def spoiled(problem: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out, ends = real(problem)
+        return torch.full_like(out, torch.nan), torch.where(ends[1] == 0, 0.0, torch.nan).expand_as(ends)
+
+    monkeypatch.setattr(passes, "forward", spoiled)
+
+
+@pytest.mark.usefixtures("small", "spoiled_ends")
 @pytest.mark.parametrize("pairs", ["table and ramp", "mix 3 residual"])
 def test_where_one_key_has_all_the_weight_scores_and_terms_get_no_gradient(pairs: str) -> None:
+    """However the forward pass rounded its logits."""
     judge = times(Attention.make(pairs, "dense", dtype=torch.float32), 1000)
-    for x, true in zip(judge.a.run("triton"), judge.truth, strict=True):
+    for x, true in zip(judge.a.run("triton")[1:], judge.truth[1:], strict=True):
         assert apart(x, true) < 1e-6
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small", "spoiled_ends")
 @pytest.mark.parametrize("pairs", ["table", "mix 1 residual"])
-def test_gradients_do_not_depend_on_what_logits_were_shifted_by(pairs: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """p is divided by sums of its own products, whatever the forward pass found."""
-    from adapos.kernels.triton import passes
-
-    real = passes.differentiate
-    monkeypatch.setattr(passes, "differentiate", lambda chunk, *, top, **rest: real(chunk, top=top + 0.1, **rest))
-    assert wrong(pairs, ["dense"]) == {}
+def test_gradients_do_not_depend_on_what_the_forward_pass_found(pairs: str) -> None:
+    judge = made(pairs, "documents", SIZES[0])
+    assert set(judge.beyond(judge.a.run("triton"))) == {"out"}
 
 
 @pytest.mark.parametrize("by", [1e4, 1e-4])

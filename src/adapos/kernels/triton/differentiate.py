@@ -2,17 +2,18 @@
 
 w = exp(logit - top)       p = w / sum of w       dp = dout v'       dlogit = p (dp - delta)       delta = sum of p dp
 
-Sums are over the keys of a row. A first pass finds those of w and of w dp (SUMMED), tile by tile, of the very products
-that p and dlogit are made of: those of `gather` and of dout and out are rounded otherwise, and where one key has all
-the weight there would be nothing but rounding. logit is read from what `weigh` wrote again and dlogit put in its place;
-where nothing mixes heads it is made here, and dlogit is what the loss says of score and bias alike. p, and with it the
-gradient of the score, is written for matrix products with the texts: dv = p' dout, dq = dS k, dk = dS' q.
+Sums are over the keys of a row. A first pass finds the top of each tile, and those of w and of w dp (SUMMED), of the
+very products that p and dlogit are made of: what `gather` found, and dout and out, are rounded otherwise, and where one
+key has all the weight there would be nothing but rounding. logit is read from what `weigh` wrote again and dlogit put
+in its place; where nothing mixes heads it is made here, and dlogit is what the loss says of score and bias alike. p,
+and with it the gradient of the score, is written for matrix products with the texts: dv = p' dout, dq = dS k,
+dk = dS' q.
 
                   N keys
                 +---------+
      M queries  |  logit  |--> p ----> chunk of queries x keys, as wide as the texts' numbers
                 |   dp    |--> dlogit > the same, in float32
-                +---------+             the first pass: (tiles of keys, heads of texts, queries), sums of w and w dp
+                +---------+             the first pass: (tiles of keys, heads of texts, queries), top and sums
 
 A program is (tile of keys, tile of queries, head of a text).
 """
@@ -20,18 +21,17 @@ A program is (tile of keys, tile of queries, head of a text).
 import triton
 import triton.language as tl
 
-from adapos.kernels.triton.tile import LENGTHS, UNALIGNED, biased, biases, near, scores, seen, times
+from adapos.kernels.triton.tile import LENGTHS, LOWEST, UNALIGNED, biased, biases, near, scores, seen, times
 
 
 @triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=UNALIGNED)
 def differentiate(
-    logits, weights, d_scores, of_weights, of_products, d_out, top, shares, delta, stretch, q, k, v, table, q_pos,
-    k_pos, q_doc, k_doc, ramp_q, ramp_k, q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
-    T, S, R, zero, start, window, text, begin, end, first, last, pitch, scale, H: tl.constexpr, REPEATS: tl.constexpr,
-    D: tl.constexpr, E: tl.constexpr, VALUES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    DOCS: tl.constexpr, TABLE: tl.constexpr, IDS: tl.constexpr, RAMP: tl.constexpr, MIXED: tl.constexpr,
-    KEPT: tl.constexpr, SUMMED: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    DEPTH: tl.constexpr,
+    logits, weights, d_scores, of_tops, of_weights, of_products, d_out, top, shares, delta, stretch, q, k, v, table,
+    q_pos, k_pos, q_doc, k_doc, ramp_q, ramp_k, q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head,
+    v_token, T, S, R, zero, start, window, text, begin, end, first, last, pitch, scale, H: tl.constexpr, REPEATS:
+    tl.constexpr, D: tl.constexpr, E: tl.constexpr, VALUES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    DOCS: tl.constexpr, TABLE: tl.constexpr, IDS: tl.constexpr, RAMP: tl.constexpr, MIXED: tl.constexpr, KEPT:
+    tl.constexpr, SUMMED: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     head, local = tl.program_id(2) % H, tl.program_id(2) // H
     b, h = (text + local).to(tl.int64), head + tl.arange(0, 1)
@@ -53,7 +53,6 @@ def differentiate(
         logit = tl.where(found, tl.reshape(biased(score, bias, scale, M, N), [M, N]), float("-inf"))
     row = (b * H + head) * T + rows
     inside = rows < end
-    weight = tl.exp(logit - tl.load(top + row, mask=inside, other=0.0)[:, None])
     d_weight = tl.zeros([M, N], tl.float32)
     of_v = v + b * v_batch + (head // REPEATS).to(tl.int64) * v_head + j.to(tl.int64)[None, :] * v_token
     for value in range(0, VALUES, DEPTH):
@@ -63,10 +62,14 @@ def differentiate(
         d_weight = times(near(grad, PRECISION), near(values, PRECISION), d_weight, PRECISION)
     line = tl.program_id(2).to(tl.int64) * (end - begin) + rows - begin
     if SUMMED:
-        lines = tl.num_programs(2).to(tl.int64) * (end - begin)
-        tl.store(of_weights + tl.program_id(0) * lines + line, tl.sum(weight, 1), mask=inside)
-        tl.store(of_products + tl.program_id(0) * lines + line, tl.sum(weight * d_weight, 1), mask=inside)
+        highest = tl.maximum(tl.max(logit, 1), LOWEST)
+        weight = tl.exp(logit - highest[:, None])
+        line += tl.program_id(0) * tl.num_programs(2).to(tl.int64) * (end - begin)
+        tl.store(of_tops + line, highest, mask=inside)
+        tl.store(of_weights + line, tl.sum(weight, 1), mask=inside)
+        tl.store(of_products + line, tl.sum(weight * d_weight, 1), mask=inside)
     else:
+        weight = tl.exp(logit - tl.load(top + line, mask=inside, other=0.0)[:, None])
         weight = weight * tl.load(shares + line, mask=inside, other=0.0)[:, None]
         d_logit = weight * (d_weight - tl.load(delta + line, mask=inside, other=0.0)[:, None])
         kind = weights.dtype.element_ty

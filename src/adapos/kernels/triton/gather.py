@@ -17,9 +17,7 @@ A program is (tile of queries, head, part of a text). A row that sees nothing ha
 import triton
 import triton.language as tl
 
-from adapos.kernels.triton.tile import LENGTHS, UNALIGNED, biased, biases, near, scores, seen, times
-
-LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite, for a row may see nothing yet
+from adapos.kernels.triton.tile import LENGTHS, LOWEST, UNALIGNED, biased, biases, near, scores, seen, times
 
 
 @triton.jit(do_not_specialize=[*LENGTHS, "texts", "tall", "parts", "share"], do_not_specialize_on_alignment=UNALIGNED)

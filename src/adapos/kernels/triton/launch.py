@@ -21,6 +21,7 @@ from adapos.kernels.triton.gather import gather as gathering
 from adapos.kernels.triton.learn import learn as learning
 from adapos.kernels.triton.sizes import Chunk
 from adapos.kernels.triton.tally import tally as tallying
+from adapos.kernels.triton.tile import LOWEST
 from adapos.kernels.triton.unmix import unmix as unmixing
 from adapos.kernels.triton.weigh import weigh as weighing
 
@@ -253,13 +254,24 @@ def differentiate(chunk: Chunk, **arguments: Any) -> None:
         return triton.cdiv(len(chunk.keys), tile["N"]), triton.cdiv(rows, tile["M"]), heads
 
     tiles = max(grid(tile.sizes)[0] for tile in DIFFERENTIATE.fitting(arguments))
-    of_weights, of_products = (arguments["top"].new_zeros((tiles, heads, rows)) for _ in range(2))
-    arguments |= {"of_weights": of_weights, "of_products": of_products}
+    found = arguments["d_out"].new_zeros((3, tiles, heads, rows), dtype=torch.float32)
+    arguments |= dict(zip(("of_tops", "of_weights", "of_products"), found, strict=True))
     # of one kind, or the second might have another tile, whose products are rounded otherwise
-    DIFFERENTIATE(grid, {**arguments, "shares": of_weights, "delta": of_products, "SUMMED": True})
-    total = of_weights.sum(0)
+    DIFFERENTIATE(grid, {**arguments, **dict(zip(("top", "shares", "delta"), found, strict=True)), "SUMMED": True})
+    tops, weights, products = found
+    tops.masked_fill_(weights == 0, LOWEST.value)  # of tiles that are not there, too
+    delta, (top, total) = joined(products[..., None], tops, weights)
     shares = torch.where(total == 0, 0.0, 1 / total)
-    DIFFERENTIATE(grid, {**arguments, "shares": shares, "delta": of_products.sum(0) * shares, "SUMMED": False})
+    DIFFERENTIATE(grid, {**arguments, "top": top, "shares": shares, "delta": delta[..., 0], "SUMMED": False})
+
+
+def joined(out: Tensor, top: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """The parts of the keys put together: the output of each row, and its greatest logit and its sum."""
+    greatest = top.amax(0)
+    fade = (top - greatest).exp()
+    total = (sums * fade).sum(0)
+    gathered = (out * fade[..., None]).sum(0) / total.masked_fill(total == 0, 1.0)[..., None]
+    return gathered, torch.stack([greatest, total])
 
 
 def tally(chunk: Chunk, grad: Tensor, **where: int) -> Tensor:

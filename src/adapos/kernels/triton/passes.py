@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from adapos.kernels.triton import sizes, told
-from adapos.kernels.triton.launch import differentiate, gather, learn, summed, unmix, weigh
+from adapos.kernels.triton.launch import differentiate, gather, joined, learn, summed, unmix, weigh
 from adapos.kernels.triton.problem import Problem, of_chunk
 from adapos.kernels.triton.sizes import Chunk
 from adapos.kernels.triton.sums import Sums
@@ -78,15 +78,6 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     return out, ends
 
 
-def joined(out: Tensor, top: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-    """The parts of the keys put together."""
-    greatest = top.amax(0)
-    fade = (top - greatest).exp()
-    total = (sums * fade).sum(0)
-    gathered = (out * fade[..., None]).sum(0) / total.masked_fill(total == 0, 1.0)[..., None]
-    return gathered, torch.stack([greatest, total])
-
-
 def stretched(problem: Problem, grad: Tensor, sums: Tensor, rows: int) -> Tensor:
     """By how much the gradients of scores are stretched, for sums over so many rows; of what only float16 needs."""
     q, k, v = problem.q, problem.k, problem.v
@@ -113,7 +104,7 @@ def stretched(problem: Problem, grad: Tensor, sums: Tensor, rows: int) -> Tensor
 def backward(problem: Problem, grad: Tensor, ends: Tensor) -> dict[str, Tensor]:
     """The gradients of all tensors of the problem but ids and documents, by name."""
     q, k, v = problem.q, problem.k, problem.v
-    top, sums = ends
+    _, sums = ends
     # what the loss says of rows that see no key is nothing, whatever it is
     grad = grad.to(v.dtype).masked_fill((sums == 0)[..., None], 0.0).contiguous()
     of_pairs, of_values, of_mix = problem.of_pairs(), problem.of_values(), problem.of_mix()
@@ -133,7 +124,7 @@ def backward(problem: Problem, grad: Tensor, ends: Tensor) -> dict[str, Tensor]:
             scores = buffers.of("scores", chunk)
             weigh(chunk, logits=logits, kept=scores, KEPT=True, **of_pairs, **of_mix, **where)
         differentiate(
-            chunk, logits=logits, weights=weights, d_scores=d_scores, d_out=grad, top=top, stretch=stretch, **of_pairs,
+            chunk, logits=logits, weights=weights, d_scores=d_scores, d_out=grad, stretch=stretch, **of_pairs,
             **of_values, **where, KEPT=kept,
         )  # fmt: skip
         if problem.mixed:

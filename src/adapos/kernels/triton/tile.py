@@ -15,10 +15,11 @@ import triton
 import triton.language as tl
 
 PADDING = tl.constexpr(-1)
+LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite, for a row may see nothing
 # numbers that change from text to text: a kernel that was compiled for one runs for all
 LENGTHS = ["T", "S", "R", "zero", "start", "window", "text", "begin", "end", "first", "last", "pitch"]
 # tensors that begin wherever others end
-UNALIGNED = ["top", "sums", "delta", "shares", "of_weights", "of_products"]
+UNALIGNED = ["top", "sums", "delta", "shares", "of_tops", "of_weights", "of_products"]
 
 
 @triton.jit
