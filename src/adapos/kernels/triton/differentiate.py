@@ -28,10 +28,11 @@ from adapos.kernels.triton.tile import LENGTHS, LOWEST, UNALIGNED, biased, biase
 def differentiate(
     logits, weights, d_scores, of_tops, of_weights, of_products, d_out, top, shares, delta, stretch, q, k, v, table,
     q_pos, k_pos, q_doc, k_doc, ramp_q, ramp_k, q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head,
-    v_token, T, S, R, zero, start, window, text, begin, end, first, last, pitch, scale, H: tl.constexpr, REPEATS:
-    tl.constexpr, D: tl.constexpr, E: tl.constexpr, VALUES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    DOCS: tl.constexpr, TABLE: tl.constexpr, IDS: tl.constexpr, RAMP: tl.constexpr, MIXED: tl.constexpr, KEPT:
-    tl.constexpr, SUMMED: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, DEPTH: tl.constexpr,
+    v_token, T, S, R, zero, start, window, text, begin, end, first, last, pitch, scale, H: tl.constexpr,
+    REPEATS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, VALUES: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, DOCS: tl.constexpr, TABLE: tl.constexpr, IDS: tl.constexpr, RAMP: tl.constexpr,
+    MIXED: tl.constexpr, KEPT: tl.constexpr, SUMMED: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     head, local = tl.program_id(2) % H, tl.program_id(2) // H
     b, h = (text + local).to(tl.int64), head + tl.arange(0, 1)
