@@ -166,12 +166,27 @@ def test_help_names_every_command() -> None:
     assert all(command in result.stdout for command in ("encodings", "kernels", "profile", "check"))
 
 
-@pytest.mark.parametrize("arguments", [["encode"], ["kernels"], ["check"], ["kernels", "rope", "--lenght", "3"]])
-def test_what_the_command_line_does_not_know_ends_with_2(arguments: list[str]) -> None:
-    result = run(*arguments)
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("", None),
+        ("encoding", "no such command 'encoding'; did you mean 'encodings'[?]; see `adapos --help`"),
+        ("kernels", "missing argument 'SPEC'; see `adapos kernels --help`"),
+        ("kernels rope --lenght 3", "--lenght .*--length.*; see `adapos kernels --help`"),
+        ("kernels rope --length", "'--length' requires an argument; see `adapos --help`"),
+        ("kernels rope --heads many", "'--heads': .*integer.*'many'.*; see `adapos kernels --help`"),
+        ("kernels rope --heads=70000", "'--heads': .*65536.*'70000'.*; see `adapos kernels --help`"),
+        ("profile --dtype fp16", "'--dtype': .*'fp16' is not one of 'float64', .*; see `adapos profile --help`"),
+    ],
+)
+def test_what_the_command_line_does_not_know_is_one_sentence(arguments: str, says: str | None) -> None:
+    result = run(*arguments.split())
     assert result.exit_code == 2
-    assert "Usage" in result.stderr
-    assert result.stdout == ""
+    if says is None:
+        assert "Usage" in result.output
+    else:
+        assert result.stdout == ""
+        assert re.fullmatch(f"error: [^\n]*{says}\n", result.stderr)
 
 
 def test_encodings_lists_every_encoding_with_parameters_paper_and_promises() -> None:

@@ -19,7 +19,7 @@ from rich.text import Text
 from adapos import models, registry, table
 from adapos.bench import commands
 from adapos.bench.provenance import commit
-from adapos.console import in_a_sentence, refuse, ruled
+from adapos.console import Commands, in_a_sentence, refuse, ruled
 from adapos.contract import Report, check
 from adapos.encoding import PositionalEncoding, Shape
 from adapos.evidence import commands as evidence
@@ -34,6 +34,7 @@ COLOURS = {"held": "green", "exempt": "yellow", "broken": "bold red", "chosen": 
 
 app = typer.Typer(
     name="adapos",
+    cls=Commands,
     help="Positional encodings that read the data, and every static one they are measured against.",
     add_completion=False,
     no_args_is_help=True,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 from rich import box
 from rich.table import Table
+from typer.core import TyperGroup
 
 from adapos.resident import exhausted
 
@@ -43,8 +44,44 @@ def in_a_sentence(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def refuse(sentence: str) -> NoReturn:
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+    say(sentence)
     raise typer.Exit(2)
+
+
+def say(sentence: str) -> None:
+    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+
+
+class Commands(TyperGroup):
+    """What the command line itself does not know is one sentence, too."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **settings: Any) -> Any:
+        try:
+            code = super().main(args, *more, **{**settings, "standalone_mode": False})
+        except Exception as problem:
+            # errors of usage are of a click that typer takes or brings, as its version is
+            if not hasattr(problem, "format_message"):
+                raise
+            # an empty command line has been answered by the help
+            if given := sys.argv[1:] if args is None else args:
+                say(unknown(problem, given))
+            code = problem.exit_code  # type: ignore[attr-defined]
+        sys.exit(code or 0)
+
+
+def unknown(problem: Any, given: Sequence[str]) -> str:
+    """What must hold, what was given, and where to read more."""
+    said = problem.format_message().strip().rstrip(".")
+    for theirs, ours in (("Value error, ", ""), (": Input should", ": it should"), (". Did you", "; did you")):
+        said = said.replace(theirs, ours)
+    options = getattr(getattr(problem, "param", None), "opts", ())
+    for word, after in zip(given, [*given[1:], None], strict=True):
+        name, equals, attached = word.partition("=")
+        value = attached if equals else after
+        if name in options and value is not None and repr(value) not in said:
+            said += f", and {value!r} was given"
+    command = "adapos" if problem.ctx is None else problem.ctx.command_path
+    return f"{said[:1].lower()}{said[1:]}; see `{command} --help`"
 
 
 def ruled(*columns: str) -> Table:
