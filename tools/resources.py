@@ -11,11 +11,12 @@ import csv
 import os
 import re
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass, fields, replace
+from io import StringIO
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -79,10 +80,15 @@ class Resources:
 
 
 def main() -> None:
-    if "--compare" in sys.argv:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--missing", action="store_true")
+    choice.add_argument("--compare", action="store_true")
+    asked = parser.parse_args()
+    if asked.compare:
         compare()
     else:
-        write()
+        write(read() if asked.missing else {})
 
 
 def compare() -> None:
@@ -96,16 +102,18 @@ def compare() -> None:
             print(f"{case.kernel}, {case.target}, k = {case.taps}, {case.tile}: {', '.join(other)}")
 
 
-def write() -> None:
-    held = read() if "--missing" in sys.argv else {}
+def write(held: Mapping[Case, Resources]) -> None:
+    from adapos import files
+
     every = list(dict.fromkeys(cases()))
     missing = [case for case in every if case not in held]
-    held |= dict(zip(missing, all_compiled(missing), strict=True))
-    found = {case: held[case] for case in every}
-    with TABLE.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([field.name for kind in (Case, Resources) for field in fields(kind)])
-        writer.writerows((*astuple(case), *astuple(resources)) for case, resources in sorted(found.items()))
+    known = {**held, **dict(zip(missing, all_compiled(missing), strict=True))}
+    found = {case: known[case] for case in every}
+    table = StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow([field.name for kind in (Case, Resources) for field in fields(kind)])
+    writer.writerows((*astuple(case), *astuple(resources)) for case, resources in sorted(found.items()))
+    files.write(TABLE, table.getvalue())
     print(TABLE)
 
 
