@@ -22,8 +22,9 @@ class Operator:
     """Called with q, k, v, ids and documents or None, terms or None, and settings.
 
     `forward` gives the output in float32 and of each row its greatest logit and sum of exp(logit - greatest);
-    `backward`, given the gradient of the output and both, the gradients of q, k, v and the terms that are there. The
-    last term is b_out, which no softmax sees: its gradient is zero, and `backward` leaves it out.
+    `backward`, given the gradient of the output and both, or None for an output that it never `reads`, the gradients of
+    q, k, v and the terms that are there. The last term is b_out, which no softmax sees: its gradient is zero, and
+    `backward` leaves it out.
     """
 
     def __init__(
@@ -34,13 +35,15 @@ class Operator:
         settings: str,
         forward: Forward,
         backward: Backward,
+        *,
+        reads: bool = True,
     ) -> None:
-        self.name, self.forward, self.backward = name, forward, backward
+        self.name, self.forward, self.backward, self.reads = name, forward, backward, reads
         self.settings = settings.count(",") + 1
         tensors = ", ".join(f"Tensor? {each}" for each in (*PLACES, *terms))
         rest = f"Tensor q, Tensor k, Tensor v, {tensors}, {settings}"
         torch.library.define(f"adapos::{name}", f"({rest}) -> (Tensor, Tensor)")
-        torch.library.define(f"adapos::{name}_backward", f"(Tensor grad, Tensor out, Tensor ends, {rest}) -> Tensor[]")
+        torch.library.define(f"adapos::{name}_backward", f"(Tensor grad, Tensor? out, Tensor ends, {rest}) -> Tensor[]")
         for device in devices:
             torch.library.impl(f"adapos::{name}", device, forward)
             torch.library.impl(f"adapos::{name}_backward", device, backward)
@@ -76,7 +79,8 @@ class Operator:
         ctx.there = [x is not None for x in tensors]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*output, *(x for x in tensors if x is not None))
+        out, ends = output
+        ctx.save_for_backward(out if self.reads else None, ends, *(x for x in tensors if x is not None))
 
     def _differentiate(self, ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         nothing = (None,) * self.settings
@@ -106,7 +110,7 @@ class Operator:
 
 def outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """The output (B, H, T, E), and each row's greatest logit and its sum of exp(logit - greatest), (2, B, H, T)."""
-    # float32 whatever q is: the backward pass reads the output, and rounding it would cost all gradients their digits
+    # float32 whatever q is: where the backward pass reads the output, rounding would cost all gradients their digits
     batch, heads, queries, _ = q.shape
     out = q.new_empty((batch, heads, queries, v.shape[3]), dtype=torch.float32)
     return out, q.new_empty((2, batch, heads, queries), dtype=torch.float32)

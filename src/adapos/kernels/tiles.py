@@ -297,6 +297,9 @@ class Worker:
                 dlogit = self.buffer("dlogit", *weight.shape)
                 torch.bmm(g, v[:, keys].transpose(1, 2), out=dlogit.view_as(flat))
                 dlogit.sub_(weighted).mul_(weight)
+                if tile.seen is not None:
+                    # what is not seen gets nothing from a row whose loss is no number
+                    dlogit.masked_fill_(~tile.seen[..., halo : halo + _size(keys)], 0.0)
                 if halo:
                     dlogit = F.pad(dlogit, (halo, halo))
                 dscore = self.through_mix(found, tile, dlogit, job, keys)

@@ -204,6 +204,26 @@ def test_what_is_no_number_stays_none_where_numbers_are_rounded(bits: int, monke
     assert attend(a.q, a.k, a.v, a.layout, pairs, backend="triton")[:, 0].isnan().all()
 
 
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+@pytest.mark.parametrize("pairs", ["mix 1 residual", "mix 3 of ramp"])
+def test_a_bias_at_the_end_of_float32_stays_finite_where_numbers_are_rounded(
+    pairs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adapos.kernels.triton.problem.precision", lambda q: "interpreted tf32")
+    a = Attention.make(pairs, "dense", batch=1, length=9, dtype=torch.float32)
+    (term,) = a.pairs.bias
+    low = torch.finfo(torch.float32).min
+    if isinstance(term, Ramp):
+        term = replace(term, k=term.k.detach().masked_fill(torch.arange(9) == 2, low), q=torch.zeros_like(term.q))
+    else:
+        term = replace(term, table=term.table.detach().index_fill(1, torch.tensor([term.zero + 2]), low))
+    with torch.no_grad():
+        mix = a.pairs.mix.holding([0.1 * x for x in a.pairs.mix.tensors()])
+    found, usual = (attend(a.q, a.k, a.v, a.layout, Pairs((term,), mix), backend=b) for b in ("triton", "reference"))
+    assert usual.isfinite().all()
+    assert found.isfinite().all()
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("length", [127, 129, 1025])
 @pytest.mark.parametrize("pairs", ["table", "mix 3 residual"])
@@ -342,6 +362,35 @@ def test_what_the_loss_says_of_padding_does_not_matter(pairs: str) -> None:
 
     for x, usual in zip(gradients(torch.nan), gradients(0.0), strict=True):
         assert torch.equal(x, usual)
+
+
+@pytest.mark.parametrize("pairs", ["table", "table and ramp", "mix 3 residual"])
+@pytest.mark.parametrize("backend", ["triton", "native", "tiled"])
+def test_a_document_learns_nothing_from_one_whose_loss_is_no_number(backend: str, pairs: str) -> None:
+    a = Attention.make(pairs, "documents", dtype=torch.float32)
+    assert a.layout.q_doc is not None
+    last = a.layout.q_doc == a.layout.q_doc.amax(1, keepdim=True)
+
+    def gradients(number: float, backend: str) -> list[torch.Tensor]:
+        out = attend(a.q, a.k, a.v, a.layout, a.pairs, backend=backend)
+        grad = torch.ones_like(out).masked_fill(last[:, None, :, None], number)
+        return list(torch.autograd.grad(out, (a.q, a.k), grad))
+
+    for x, usual, true in zip(
+        gradients(torch.nan, backend), gradients(1.0, backend), gradients(torch.nan, "reference"), strict=True
+    ):
+        assert torch.equal(x.isnan(), true.isnan())
+        assert torch.equal(x[~x.isnan()], usual[~x.isnan()])
+        assert x.isnan().any()
+
+
+def test_what_the_backward_pass_does_not_read_is_not_kept() -> None:
+    a = Attention.make("table", "dense", groups=2, values=5, dtype=torch.float32)
+    kept = list[torch.Tensor]()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        out = attend(a.q, a.k, a.v, a.layout, a.pairs, backend="triton")
+    assert any(x.shape == a.q.shape for x in kept)
+    assert not any(x.shape == out.shape for x in kept)
 
 
 @pytest.mark.parametrize("backend", ["triton", "native"])

@@ -73,6 +73,8 @@ def differentiate(
         weight = tl.exp(logit - tl.load(top + line, mask=inside, other=0.0)[:, None])
         weight = weight * tl.load(shares + line, mask=inside, other=0.0)[:, None]
         d_logit = weight * (d_weight - tl.load(delta + line, mask=inside, other=0.0)[:, None])
+        # what is not seen gets nothing from a row whose loss is no number
+        d_logit = tl.where(logit == float("-inf"), 0.0, d_logit)
         kind = weights.dtype.element_ty
         tl.store(weights + place, weight.to(kind), mask=there)
         if KEPT:

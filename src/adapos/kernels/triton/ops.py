@@ -26,7 +26,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor
         return passes.forward(_problem(q, k, v, rest))
 
 
-def backward(grad: Tensor, out: Tensor, ends: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
+def backward(grad: Tensor, out: None, ends: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
     with torch.cuda.device_of(q), torch.autocast(q.device.type, enabled=False):
         found = passes.backward(_problem(q, k, v, rest), grad, ends)
     terms = dict(zip(NAMES[:-1], rest[4 : 4 + len(NAMES) - 1], strict=True))
@@ -34,4 +34,4 @@ def backward(grad: Tensor, out: Tensor, ends: Tensor, q: Tensor, k: Tensor, v: T
 
 
 # numbers: start, window or 0, causal, zero, added
-fused = Operator("triton", ["CUDA", "CPU"], NAMES, "SymInt[] numbers, float scale", forward, backward)
+fused = Operator("triton", ["CUDA", "CPU"], NAMES, "SymInt[] numbers, float scale", forward, backward, reads=False)

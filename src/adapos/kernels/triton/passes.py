@@ -96,7 +96,7 @@ def stretched(problem: Problem, grad: Tensor, sums: Tensor, rows: int) -> Tensor
     # its products with k, and with q for all rows and heads that share a head of keys
     times = torch.maximum(of_k, rows * (problem.heads // k.shape[1]) * of_q).clamp(min=1)
     room = LARGEST / bound
-    # shrunk for its own sake alone: a product that overflows where nothing is stretched does so in float16 anyway
+    # shrunk for its own sake alone: products of a chunk that overflow are float16's own, as those of torch
     by = torch.minimum(room, (room / times).clamp(min=1)).log2().floor().clamp(-64, 64).exp2()
     return torch.where(bound > 0, by, 1.0).reshape(1)
 

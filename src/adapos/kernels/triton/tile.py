@@ -16,6 +16,7 @@ import triton.language as tl
 
 PADDING = tl.constexpr(-1)
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite, for a row may see nothing
+ROUNDED = tl.constexpr(3.401992698887923e38)  # the largest that TF32 has a number near
 # numbers that change from text to text: a kernel that was compiled for one runs for all
 LENGTHS = ["T", "S", "R", "zero", "start", "window", "text", "begin", "end", "first", "last", "pitch"]
 # tensors that begin wherever others end
@@ -36,8 +37,8 @@ def near(x, PRECISION: tl.constexpr):
     """Float32 as the nearest number of TF32, where products are of such: hardware would cut, always towards zero."""
     if x.dtype == tl.float32 and (PRECISION == "tf32" or PRECISION == "interpreted tf32"):
         rounded = ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
-        # what is no number must stay none: rounding would carry into its sign
-        return tl.where(x == x, rounded, x)
+        # what is no number must stay none, and what is finite finite: rounding would carry into sign and exponent
+        return tl.where(tl.abs(x) <= ROUNDED, rounded, x)
     return x
 
 
