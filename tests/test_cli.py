@@ -173,7 +173,7 @@ def test_help_names_every_command() -> None:
         ("encoding", "no such command 'encoding'; did you mean 'encodings'[?]; see `adapos --help`"),
         ("kernels", "missing argument 'SPEC'; see `adapos kernels --help`"),
         ("kernels rope --lenght 3", "--lenght .*--length.*; see `adapos kernels --help`"),
-        ("kernels rope --length", "'--length' requires an argument; see `adapos --help`"),
+        ("kernels rope --length", "'--length' requires an argument; see `adapos kernels --help`"),
         ("kernels rope --heads many", "'--heads': .*integer.*'many'.*; see `adapos kernels --help`"),
         ("kernels rope --heads=70000", "'--heads': .*65536.*'70000'.*; see `adapos kernels --help`"),
         ("profile --dtype fp16", "'--dtype': .*'fp16' is not one of 'float64', .*; see `adapos profile --help`"),
@@ -339,6 +339,7 @@ def test_a_sketch_that_must_be_real_has_a_limit() -> None:
         (["rope", "--device", "cuda:x"], "device 'cuda:x' must end in the number of a GPU, as 'cuda:0' does"),
         (["rope", "--device", "cuda:"], "device 'cuda:' must end in the number of a GPU, as 'cuda:0' does"),
         (["rope", "--device", "cpu:3"], "device 'cpu:3' has a number, and there is one CPU; write 'cpu'"),
+        (["kerple", "--length", str(2**40), "--batch", str(2**20)], "a batch of 1048576 with length 1099511627776 and"),
         (["rope", "--device", "hpu"], "device 'hpu' is not available on this machine; try 'cpu'"),
         (["fox", "--bidirectional"], "'fox' is for causal attention only: gates are cumulated"),
         (["learned", "--length", "5000"], "'learned' takes ids below 2048, and length 5000 goes past them"),
@@ -558,6 +559,22 @@ def test_the_installed_command_dies_of_an_interrupt_in_silence(write: Callable[[
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (130, "", "")
+
+
+def test_the_cpu_has_two_names() -> None:
+    assert run("kernels", "kerple + dape", "--device", "cpu:0").stdout == run("kernels", "kerple + dape").stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="signals differ")
+def test_what_nobody_reads_is_no_broken_promise(write: Callable[[str], str]) -> None:
+    """`adapos check ... | head`: 1 would say that one is broken."""
+    file = write(GOOD)
+    with subprocess.Popen([ADAPOS, "check", file], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert (process.wait(timeout=60), process.stderr.read()) == (141, b"")
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 from contextlib import suppress
 from enum import StrEnum
@@ -13,13 +14,13 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from adapos import models, registry, table
 from adapos.bench import commands
 from adapos.bench.provenance import commit
-from adapos.console import Commands, in_a_sentence, refuse, ruled
+from adapos.bench.signals import heard
+from adapos.console import Commands, Console, in_a_sentence, refuse, ruled
 from adapos.contract import Report, check
 from adapos.encoding import PositionalEncoding, Shape
 from adapos.evidence import commands as evidence
@@ -177,17 +178,19 @@ def profile(
     folder = rows.Folder(out)
     with terminal.bar(measure.steps(asked)) as step:
         results = measure.begun(asked, commit())
-        with suppress(KeyboardInterrupt):  # what has been measured is shown and saved all the same
+        # what has been measured is shown and saved all the same
+        with heard(signal.default_int_handler), suppress(KeyboardInterrupt):
             measure.measure(asked, results, step=step, keep=folder.keep)
-    if results.rows:
-        terminal.show(results)
-    if results.telling:
-        saved = ["profile.json", "profile.csv"]
+    saved = ["profile.json", "profile.csv"]
+    if results.telling:  # before anything is printed: whoever reads that may have heard enough
         try:
             folder.write("profile.html", page.page(results))
             saved.append("profile.html")
         except ImportError as problem:
             print(f"warning: {problem}", file=sys.stderr)
+    if results.rows:
+        terminal.show(results)
+    if results.telling:
         print(f"saved in {out}: {', '.join(saved)}")
     for warning in filter(None, (words.failures(results), words.warning(results))):
         print(f"warning: {warning}", file=sys.stderr)

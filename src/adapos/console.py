@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
+import rich.console
 import typer
 from rich import box
 from rich.table import Table
@@ -80,8 +81,16 @@ def unknown(problem: Any, given: Sequence[str]) -> str:
         value = attached if equals else after
         if name in options and value is not None and repr(value) not in said:
             said += f", and {value!r} was given"
-    command = "adapos" if problem.ctx is None else problem.ctx.command_path
+    # that of an option without a value is not told
+    command = f"adapos {given[0]}" if problem.ctx is None else problem.ctx.command_path
     return f"{said[:1].lower()}{said[1:]}; see `{command} --help`"
+
+
+class Console(rich.console.Console):
+    """For which nobody who reads along is no error of its own: `in_a_sentence` knows what to do."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 def ruled(*columns: str) -> Table:

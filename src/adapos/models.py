@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from adapos import files
+from adapos import files, registry
 from adapos.console import in_a_sentence
 from adapos.specs import lengths as read_lengths
 
@@ -23,6 +23,13 @@ def hugging_face() -> Any:
     except ImportError as problem:
         raise ValueError(f'this needs transformers ({problem}): pip install "adapos[hf]"') from None
     return adapos.hf
+
+
+def known(encoding: str, *others: str) -> None:
+    """Refuse names of no encoding before a model is loaded, which may take long."""
+    for name, _ in registry.parse(encoding):
+        if name not in others:
+            registry.find(name)
 
 
 @app.command("export")
@@ -63,6 +70,7 @@ def convert_(
     hf = hugging_face()
     from adapos.hf.pretrained import without_bars
 
+    known(encoding)
     model, tokenizer = hf.pretrained(source)
     hf.convert(model, encoding)
     with files.folder_beside(to) as place, without_bars():
@@ -111,6 +119,8 @@ def finetune(
     from adapos.bench.plan import Plan
     from adapos.bench.train import Setup
 
+    if encoding is not None:
+        known(encoding, pretrained.ORIGINAL, pretrained.LORA)
     done = pretrained.Method(encoding, lora)
     task = tasks.normal("text", data=data, field=field, limit=limit, tokenizer=model)
     plan = Plan(

@@ -22,6 +22,7 @@ from adapos.model.layer import allowed, begun
 from adapos.registry import label
 
 REAL = 2**29  # bytes of real tensors at most
+LARGEST = 2**63  # bytes of any
 GPUS = ("gpu", "hip", "rocm")  # what torch calls cuda
 
 
@@ -34,7 +35,8 @@ class Size:
     causal: bool
 
     def __post_init__(self) -> None:
-        available(self.device)
+        if available(self.device).type == "cpu":
+            object.__setattr__(self, "device", "cpu")  # 'cpu:0' too, which torch tells apart in tensors of no numbers
 
     def bytes(self, width: int) -> int:
         """Of one tensor with `width` numbers a token."""
@@ -85,6 +87,12 @@ def sketch(encoding: PositionalEncoding, size: Size) -> Call:
     longest = encoding.promises.longest
     if longest is not None and size.length > longest:
         raise ValueError(f"{label(encoding)!r} takes ids below {longest}, and length {size.length} goes past them")
+    widest = max(encoding.shape.width, encoding.shape.heads * encoding.shape.head_width)
+    if size.bytes(widest) >= LARGEST:
+        raise ValueError(
+            f"a batch of {size.batch} with length {size.length} and width {widest} must be below 2^63 bytes, or torch "
+            "cannot count them; ask for less"
+        )
     # ever more for real: nothing, the first hook, everything
     for begins, attends in ((False, False), (True, False)):
         try:

@@ -344,6 +344,7 @@ def test_a_comparison_stopped_by_sigterm_saves_and_goes_on(tmp_path: Path) -> No
         (["--task", "text", "--data", "/no/where"], "/no/where"),
         (["--task", "copy", "--data", "x"], "copy has no parameter 'data'; leave it out"),
         (["--seeds", "0"], "plan: seeds must name at least one"),
+        (["--layers", "0"], "'--layers': it should be greater than or equal to 1, and '0' was given"),
         (["--significance", "0.01"], "significance is tested over seeds, and there is one; give --seeds 3"),
         (["--plan", "no.toml"], "the plan no.toml cannot be read"),
         (["--device", "tpu"], "device 'tpu' is not available on this machine; try 'cpu'"),

@@ -86,6 +86,7 @@ def test_a_shape_of_ones_own_takes_the_place_of_the_size() -> None:
         ({"layers": 10**9}, "layers must be at most 10,000"),
         ({"lengths": 5}, "lengths must be a list, not 5"),
         ({"encodings": 5}, "encodings must be a list, not 5"),
+        ({"encodings": ("",)}, "'' names none"),
         ({"baseline": ""}, "baseline must be a word, not ''"),
         ({"task": 5}, "task must be a word, not 5"),
         ({"heads": 7}, "width"),

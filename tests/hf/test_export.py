@@ -110,6 +110,9 @@ def test_a_model_is_pushed_with_its_card(trial: Path, tmp_path: Path, monkeypatc
 def test_a_model_is_converted_from_folder_to_folder(tmp_path: Path) -> None:
     base, (tokens, _) = small.model("llama"), small.texts()
     base.save_pretrained(tmp_path / "base")
+    # before anybody looks for the model
+    code, _, err = run("convert", str(tmp_path / "nowhere"), str(tmp_path / "tape"), "--encoding", "taep")
+    assert (code, err.partition("?")[0]) == (2, "error: no encoding is called 'taep'; did you mean 'tape'")
     code, out, err = run("convert", str(tmp_path / "base"), str(tmp_path / "tape"), "--encoding", "tape")
     assert code == 0, err
     assert "is an AdaposLlamaForCausalLM with 'tape'" in out

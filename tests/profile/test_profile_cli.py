@@ -1,6 +1,7 @@
 """`adapos profile` as a user meets it."""
 
 import json
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -232,14 +233,17 @@ def test_values_that_no_option_can_have_end_with_2(option: str, value: str) -> N
     assert option in result.stderr
 
 
-def test_an_interrupted_run_saves_the_repeats_that_are_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_saves_the_repeats_that_are_whole(
+    number: signal.Signals, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
 
     def say(group: measure.Group, spec: str, about: str = "") -> None:
         said.append(f"{group.length} {spec}")
         # two to warm up and two repeats of two at 16 tokens; at 32 the last of all
         if len(said) == 12:
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
 
     monkeypatch.setattr(measure.Group, "say", say)
     result = run("--encodings", "rope", "--what", "forward,decode")

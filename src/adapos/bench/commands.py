@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from adapos import files, registry
@@ -24,7 +23,7 @@ from adapos.bench.plan import Plan
 from adapos.bench.signals import Stopped, heard, stop
 from adapos.bench.task import Task as Task_
 from adapos.bench.train import Failed, Setup, facts, fitting, train
-from adapos.console import in_a_sentence, ruled
+from adapos.console import Console, in_a_sentence, ruled
 from adapos.numbers import large
 from adapos.specs import lengths as read_lengths
 from adapos.specs import specs as read_specs
@@ -40,10 +39,10 @@ TrainLength = Annotated[
 ]
 Lengths = Annotated[str | None, typer.Option(help="Lengths to examine: numbers, and doublings such as 128..8192.")]
 Size = Annotated[str | None, typer.Option(help=f"The decoder: {', '.join(plans.SIZES)}; {Plan.size} unless given.")]
-Layers = Annotated[int | None, typer.Option(help="In place of the size's.")]
-Width = Annotated[int | None, typer.Option(help="In place of the size's.")]
-Heads = Annotated[int | None, typer.Option(help="In place of the size's.")]
-KvHeads = Annotated[int | None, typer.Option(help="Key/value heads; as many as heads unless given.")]
+Layers = Annotated[int | None, typer.Option(min=1, help="In place of the size's.")]
+Width = Annotated[int | None, typer.Option(min=1, help="In place of the size's.")]
+Heads = Annotated[int | None, typer.Option(min=1, help="In place of the size's.")]
+KvHeads = Annotated[int | None, typer.Option(min=1, help="Key/value heads; as many as heads unless given.")]
 Steps = Annotated[int | None, typer.Option(help=f"Steps of training; {Plan.steps} unless given.")]
 Batch = Annotated[int | None, typer.Option(help=f"Texts a step; {Plan.batch} unless given.")]
 Rate = Annotated[float | None, typer.Option(help=f"The greatest learning rate; {Plan.rate} unless given.")]
@@ -64,8 +63,8 @@ Limit = Annotated[int | None, typer.Option(help="Bytes of text to read at most; 
 Protocol = Annotated[
     str | None, typer.Option(help=f"How text is read: {', '.join(plans.PROTOCOLS)}; {Plan.protocol} unless given.")
 ]
-Scored = Annotated[int | None, typer.Option(help="Tokens of each text that are scored by the protocol `last`.")]
-Stride = Annotated[int | None, typer.Option(help="Of the protocol `sliding`.")]
+Scored = Annotated[int | None, typer.Option(min=1, help="Tokens of each text that are scored by the protocol `last`.")]
+Stride = Annotated[int | None, typer.Option(min=1, help="Of the protocol `sliding`.")]
 Examples = Annotated[
     int | None, typer.Option(help=f"Texts, or exams at each place of a grid; {Plan.examples} unless given.")
 ]

@@ -140,7 +140,7 @@ class Plan:
         shape, named = self.shape, {}
         for name in ("layers", "width", "heads", "kv_heads"):
             object.__setattr__(self, name, getattr(shape, name))
-        for spec in filter(None, (*self.encodings, self.baseline)):
+        for spec in (*self.encodings, *(() if self.baseline is None else (self.baseline,))):
             named[spec] = self.named(spec, shape)
         object.__setattr__(self, "encodings", tuple(named[spec] for spec in self.encodings))
         if self.baseline is not None:

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from adapos.bench import enwik8
 from adapos.bench.commands import stoppable
 from adapos.bench.report import statistics
 from adapos.bench.train import Setup
-from adapos.console import in_a_sentence, ruled
+from adapos.console import Console, in_a_sentence, ruled
 from adapos.evidence import reproduce
 from adapos.evidence.catalogue import claims, find
 from adapos.evidence.finding import FAILS, HOLDS, UNTESTABLE, Finding

@@ -161,7 +161,7 @@ def test_a_folder_that_is_called_triton_is_not_it(monkeypatch: pytest.MonkeyPatc
             {"capability": lambda device: (7, 5)},
             "it needs a GPU of compute capability 8.0 or later, and cuda has 7.5",
         ),
-        ({"VERSION": None}, 'it needs triton: pip install "adapos[gpu]"'),
+        ({"VERSION": None}, "it needs Triton: pip install triton"),
         ({"VERSION": (3, 2)}, "it needs Triton 3.3 or later, as torch 2.7 brings, and this is 3.2"),
         (
             {"INTERPRETED": True},
