@@ -31,7 +31,7 @@ NAMES = ("kernel", "target", "dtype", "heads", "width", "channels", "taps", "ter
 class Device:
     name: str
     operations: float  # a second, of tensor cores in half precision; of TF32 it does half as many
-    cache: float  # bytes a second of its second cache: round numbers of what others have measured
+    cache: float  # bytes a second of its second cache: assumed, in round numbers
     memory: float  # bytes a second of its main memory
 
 

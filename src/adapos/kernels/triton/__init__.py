@@ -1,7 +1,7 @@
 """Triton kernels for GPUs: logits of all heads of a tile in one program, and the softmax and values of each head.
 
-Triton is loaded by the first call that these kernels run, never before. TRITON_INTERPRET=1 in the environment, before
-Python starts, runs them on a CPU, slowly: that is how they are tested where there is no GPU.
+adapos loads Triton with the first call that these kernels run, never before. TRITON_INTERPRET=1 in the environment,
+before Python starts, runs them on a CPU, slowly: that is how they are tested where there is no GPU.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Triton:
         if device.type == "cuda" and torch.version.hip is None and (has := capability(device)) < CAPABLE:
             return f"it needs a GPU of compute capability {of(CAPABLE)} or later, and {device} has {of(has)}"
         if VERSION is None:
-            return 'it needs triton: pip install "adapos[gpu]"'
+            return "it needs Triton: pip install triton"
         if VERSION < OLDEST:
             return f"it needs Triton {of(OLDEST)} or later, as torch 2.7 brings, and this is {of(VERSION)}"
         if call.q.dtype not in DTYPES:
