@@ -56,7 +56,11 @@ class Operator:
         self.function = type(
             f"{name.capitalize()}Attention",
             (torch.autograd.Function,),
-            {"forward": staticmethod(self._forward), "backward": staticmethod(self._differentiate)},
+            # functions, for compiled autograd takes no bound method
+            {
+                "forward": staticmethod(lambda ctx, *inputs: self._forward(ctx, *inputs)),
+                "backward": staticmethod(lambda ctx, *grads: self._differentiate(ctx, *grads)),
+            },
         )
 
     def __call__(self, *inputs: Any) -> Tensor:

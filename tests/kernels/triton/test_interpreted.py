@@ -6,6 +6,7 @@ TRITON_INTERPRET=1 must be set before Python starts; `make test` runs some of th
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import cycle
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import assume, given, settings
+from torch._dynamo.compiled_autograd import _enable
 
 from adapos import Layout, Pairs, SelfAttention, attend, kernels
 from adapos.kernels import triton
@@ -384,6 +386,35 @@ def test_a_document_learns_nothing_from_one_whose_loss_is_no_number(backend: str
         assert x.isnan().any()
 
 
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("bias", [-1e4, torch.finfo(torch.float32).min])
+def test_values_that_weigh_nothing_do_not_overflow(bias: float) -> None:
+    draw, hidden = Draw(0, torch.float32), torch.arange(16) < 8
+    q, k, v = draw(1, 1, 16, 8), draw(1, 1, 16, 8), draw(1, 1, 16, 4)
+    with torch.no_grad():
+        v.masked_fill_(hidden[:, None], 2e37)
+    ramp = Ramp(torch.zeros(1, 1, 16), torch.zeros(1, 1, 16).masked_fill(hidden, bias).requires_grad_())
+    out = attend(q, k, v, Layout.dense(1, 16), Pairs((ramp,)), backend="triton")
+    of_hidden = torch.ones(1, 1, 16, 4).masked_fill(hidden[:, None], 0.0)
+    for x in torch.autograd.grad(out, (q, k, v, ramp.k), of_hidden):
+        assert x.isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_a_loss_that_is_no_number_spoils_the_distances_of_its_query_alone(number: float) -> None:
+    a = Attention.make("table", "ids that jump", batch=1, dtype=torch.float32)
+    (table,) = (term.table for term in a.pairs.bias)
+    spoiled = []
+    for backend in ("reference", "triton"):
+        out = attend(a.q, a.k, a.v, a.layout, a.pairs, backend=backend)
+        grad = torch.ones_like(out)
+        grad[:, 0, 2] = number
+        spoiled.append(torch.autograd.grad(out, table, grad)[0].isnan())
+    assert torch.equal(*spoiled)
+    assert 0 < spoiled[0].sum() < table.shape[1]
+
+
 def test_what_the_backward_pass_does_not_read_is_not_kept() -> None:
     a = Attention.make("table", "dense", groups=2, values=5, dtype=torch.float32)
     kept = list[torch.Tensor]()
@@ -460,6 +491,21 @@ def test_torch_sees_an_operator_with_shapes_and_gradients(pairs: str) -> None:
     # the kernels are loaded by the first call
     attend(a.q, a.k, a.v, a.layout, a.pairs, backend="triton")
     torch.library.opcheck(torch.ops.adapos.triton, operands(a, "triton"))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("backend", ["triton", "native"])
+def test_a_backward_pass_is_compiled_without_the_forward_pass(backend: str) -> None:
+    a, found = Attention.make("table", "dense", length=9, dtype=torch.float32), list[torch.Tensor]()
+    torch._dynamo.reset()
+    for compiled in (False, True):
+        loss = attend(a.q, a.k, a.v, a.layout, a.pairs, backend=backend).square().sum()
+        with _enable(torch.compile(backend="aot_eager")) if compiled else nullcontext():
+            loss.backward()
+        found.append(a.q.grad)
+        for x in a.inputs:
+            x.grad = None
+    assert apart(*found) < 1e-6
 
 
 @pytest.mark.parametrize("version", [(3, 9), triton.UNKNOWN])

@@ -2,18 +2,18 @@
 
 w = exp(logit - top)       p = w / sum of w       dp = dout v'       dlogit = p (dp - delta)       delta = sum of p dp
 
-Sums are over the keys of a row. A first pass finds the top of each tile, and those of w and of w dp (SUMMED), of the
-very products that p and dlogit are made of: what `gather` found, and dout and out, are rounded otherwise, and where one
-key has all the weight there would be nothing but rounding. logit is read from what `weigh` wrote again and dlogit put
-in its place; where nothing mixes heads it is made here, and dlogit is what the loss says of score and bias alike. p,
-and with it the gradient of the score, is written for matrix products with the texts: dv = p' dout, dq = dS k,
-dk = dS' q.
+Sums are over the keys of a row. A first pass finds the top of each tile, its sum of w and its mean of dp (SUMMED), of
+the very products that p and dlogit are made of: what `gather` found, and dout and out, are rounded otherwise, and where
+one key has all the weight there would be nothing but rounding. logit is read from what `weigh` wrote again and dlogit
+put in its place; where nothing mixes heads it is made here, and dlogit is what the loss says of score and bias alike.
+p, and with it the gradient of the score, is written for matrix products with the texts: dv = p' dout, dq = dS k, dk =
+dS' q.
 
                   N keys
                 +---------+
      M queries  |  logit  |--> p ----> chunk of queries x keys, as wide as the texts' numbers
                 |   dp    |--> dlogit > the same, in float32
-                +---------+             the first pass: (tiles of keys, heads of texts, queries), top and sums
+                +---------+             the first pass: (tiles of keys, heads of texts, queries), top, sum, mean
 
 A program is (tile of keys, tile of queries, head of a text).
 """
@@ -26,7 +26,7 @@ from adapos.kernels.triton.tile import LENGTHS, LOWEST, UNALIGNED, biased, biase
 
 @triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=UNALIGNED)
 def differentiate(
-    logits, weights, d_scores, of_tops, of_weights, of_products, d_out, top, shares, delta, stretch, q, k, v, table,
+    logits, weights, d_scores, of_tops, of_weights, of_means, d_out, top, shares, delta, stretch, q, k, v, table,
     q_pos, k_pos, q_doc, k_doc, ramp_q, ramp_k, q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head,
     v_token, T, S, R, zero, start, window, text, begin, end, first, last, pitch, scale, H: tl.constexpr,
     REPEATS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, VALUES: tl.constexpr, CAUSAL: tl.constexpr,
@@ -66,9 +66,12 @@ def differentiate(
         highest = tl.maximum(tl.max(logit, 1), LOWEST)
         weight = tl.exp(logit - highest[:, None])
         line += tl.program_id(0) * tl.num_programs(2).to(tl.int64) * (end - begin)
+        total = tl.sum(weight, 1)
+        # the mean of a tile: what weighs nothing beside another tile must not overflow in its own
+        share = 1 / tl.where(total == 0, 1.0, total)
         tl.store(of_tops + line, highest, mask=inside)
-        tl.store(of_weights + line, tl.sum(weight, 1), mask=inside)
-        tl.store(of_products + line, tl.sum(weight * d_weight, 1), mask=inside)
+        tl.store(of_weights + line, total, mask=inside)
+        tl.store(of_means + line, tl.sum(weight * share[:, None] * d_weight, 1), mask=inside)
     else:
         weight = tl.exp(logit - tl.load(top + line, mask=inside, other=0.0)[:, None])
         weight = weight * tl.load(shares + line, mask=inside, other=0.0)[:, None]

@@ -186,7 +186,7 @@ DIFFERENTIATE = Kernel(
     differentiating,
     (Tile(64, 64, 64), Tile(64, 32, 64, threads=128), Tile(32, 32, 64, threads=128)),
     (16, 0, 0),
-    zeroed=("of_weights", "of_products"),
+    zeroed=("of_weights", "of_means"),
 )
 TALLY = Kernel(tallying, (Tile(8, 128),), (8, 0, 0))
 
@@ -247,7 +247,7 @@ def gather(chunk: Chunk, **arguments: Any) -> None:
 
 
 def differentiate(chunk: Chunk, **arguments: Any) -> None:
-    """What is summed first, of w and of w dp, makes p and dlogit of every pair afterwards."""
+    """What is found first of each row, tile by tile, makes p and dlogit of every pair afterwards."""
     heads, rows = len(chunk.texts) * arguments["H"], len(chunk.rows)
 
     def grid(tile: Mapping[str, Any]) -> tuple[int, ...]:
@@ -255,23 +255,16 @@ def differentiate(chunk: Chunk, **arguments: Any) -> None:
 
     tiles = max(grid(tile.sizes)[0] for tile in DIFFERENTIATE.fitting(arguments))
     found = arguments["d_out"].new_zeros((3, tiles, heads, rows), dtype=torch.float32)
-    arguments |= dict(zip(("of_tops", "of_weights", "of_products"), found, strict=True))
+    arguments |= dict(zip(("of_tops", "of_weights", "of_means"), found, strict=True))
     # of one kind, or the second might have another tile, whose products are rounded otherwise
     DIFFERENTIATE(grid, {**arguments, **dict(zip(("top", "shares", "delta"), found, strict=True)), "SUMMED": True})
-    tops, weights, products = found
-    tops.masked_fill_(weights == 0, LOWEST.value)  # of tiles that are not there, too
-    delta, (top, total) = joined(products[..., None], tops, weights)
+    tops, weights, means = found
+    top = tops.masked_fill_(weights == 0, LOWEST.value).amax(0)  # of tiles that are not there, too
+    weights *= (tops - top).exp()
+    total = weights.sum(0)
     shares = torch.where(total == 0, 0.0, 1 / total)
-    DIFFERENTIATE(grid, {**arguments, "top": top, "shares": shares, "delta": delta[..., 0], "SUMMED": False})
-
-
-def joined(out: Tensor, top: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-    """The parts of the keys put together: the output of each row, and its greatest logit and its sum."""
-    greatest = top.amax(0)
-    fade = (top - greatest).exp()
-    total = (sums * fade).sum(0)
-    gathered = (out * fade[..., None]).sum(0) / total.masked_fill(total == 0, 1.0)[..., None]
-    return gathered, torch.stack([greatest, total])
+    delta = (means * (weights / total.masked_fill(total == 0, 1.0))).sum(0)
+    DIFFERENTIATE(grid, {**arguments, "top": top, "shares": shares, "delta": delta, "SUMMED": False})
 
 
 def tally(chunk: Chunk, grad: Tensor, **where: int) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from adapos.kernels.triton import sizes, told
-from adapos.kernels.triton.launch import differentiate, gather, joined, learn, summed, unmix, weigh
+from adapos.kernels.triton.launch import differentiate, gather, learn, summed, unmix, weigh
 from adapos.kernels.triton.problem import Problem, of_chunk
 from adapos.kernels.triton.sizes import Chunk
 from adapos.kernels.triton.sums import Sums
@@ -76,6 +76,15 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
         if count > 1:
             out[texts, :, rows], ends[:, texts, :, rows] = joined(found, *found_ends)
     return out, ends
+
+
+def joined(out: Tensor, top: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """The parts of the keys put together: the output of each row, and its greatest logit and its sum."""
+    greatest = top.amax(0)
+    fade = (top - greatest).exp()
+    total = (sums * fade).sum(0)
+    gathered = (out * fade[..., None]).sum(0) / total.masked_fill(total == 0, 1.0)[..., None]
+    return gathered, torch.stack([greatest, total])
 
 
 def stretched(problem: Problem, grad: Tensor, sums: Tensor, rows: int) -> Tensor:

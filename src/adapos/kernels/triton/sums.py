@@ -58,7 +58,7 @@ class Sums:
             table[:, least + begin : least + end] += line[:, begin:end]
 
     def _by_ids(self, grad: Tensor, chunk: Chunk) -> None:
-        """In whole numbers, whose sum does not depend on the order."""
+        """In whole numbers, whose sum does not depend on the order, as that of inf and NaN does not."""
         table, problem = self.found["table"], self.problem
         assert problem.q_pos is not None and problem.k_pos is not None
         texts = slice(chunk.texts.start, chunk.texts.stop)
@@ -67,6 +67,9 @@ class Sums:
         column = (apart + problem.zero).clamp(0, table.shape[1] - 1).flatten()  # (n t s)
         for head, line in enumerate(table):
             each = grad[:, head].double().flatten()
+            finite = each.isfinite()
+            line.scatter_add_(0, column, each.masked_fill(finite, 0.0))
+            each = each.masked_fill(~finite, 0.0)
             unit = each.abs().amax().clamp(min=torch.finfo(torch.float32).tiny) * len(each) / 2**BITS
             total = torch.zeros(len(line), dtype=torch.int64, device=line.device)
             total.scatter_add_(0, column, (each / unit).round().long())

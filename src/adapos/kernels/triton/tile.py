@@ -20,7 +20,7 @@ ROUNDED = tl.constexpr(3.401992698887923e38)  # the largest that TF32 has a numb
 # numbers that change from text to text: a kernel that was compiled for one runs for all
 LENGTHS = ["T", "S", "R", "zero", "start", "window", "text", "begin", "end", "first", "last", "pitch"]
 # tensors that begin wherever others end
-UNALIGNED = ["top", "sums", "delta", "shares", "of_tops", "of_weights", "of_products"]
+UNALIGNED = ["top", "sums", "delta", "shares", "of_tops", "of_weights", "of_means"]
 
 
 @triton.jit
