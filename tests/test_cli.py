@@ -578,6 +578,29 @@ def test_what_nobody_reads_is_no_broken_promise(write: Callable[[str], str]) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file is full")
+@pytest.mark.parametrize("command", ["--help", "--version", "kernels --help", "kernels rope"])
+def test_what_cannot_be_said_is_told_by_the_exit_code(command: str) -> None:
+    with open("/dev/full", "wb") as full:
+        told = subprocess.run([ADAPOS, *command.split()], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (told.returncode, told.stderr) == (2, "error: No space left on device\n")
+    with subprocess.Popen([ADAPOS, *command.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert (process.wait(timeout=60), process.stderr.read()) == (141, b"")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="pipes differ")
+def test_a_refusal_that_nobody_reads_is_one() -> None:
+    with subprocess.Popen([ADAPOS, "kernels", "kerpel"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        process.stderr.close()
+        assert process.wait(timeout=60) == 2
+
+
+@pytest.mark.slow
 def test_the_command_line_loads_no_optional_package() -> None:
     optional = ["transformers", "peft", "accelerate", "datasets", "plotly", "gradio", "ray", "triton", "lm_eval"]
     code = f"import sys, json, adapos.cli; print(json.dumps([m for m in {optional} if m in sys.modules]))"

@@ -175,19 +175,20 @@ def profile(
         memory=memory,
         out=out,
     )
-    folder = rows.Folder(out)
-    with terminal.bar(measure.steps(asked)) as step:
-        results = measure.begun(asked, commit())
-        # what has been measured is shown and saved all the same
-        with heard(signal.default_int_handler), suppress(KeyboardInterrupt):
-            measure.measure(asked, results, step=step, keep=folder.keep)
     saved = ["profile.json", "profile.csv"]
-    if results.telling:  # before anything is printed: whoever reads that may have heard enough
-        try:
-            folder.write("profile.html", page.page(results))
-            saved.append("profile.html")
-        except ImportError as problem:
-            print(f"warning: {problem}", file=sys.stderr)
+    with rows.Folder(out) as folder:
+        with terminal.bar(measure.steps(asked)) as step:
+            results = measure.begun(asked, commit())
+            # what has been measured is shown and saved all the same
+            with heard(signal.default_int_handler), suppress(KeyboardInterrupt):
+                measure.measure(asked, results, step=step, keep=folder.keep)
+        if results.telling:  # before anything is printed: whoever reads that may have heard enough
+            try:
+                with heard(lambda *_: None):  # those who ask for an end twice
+                    folder.write("profile.html", page.page(results))
+                saved.append("profile.html")
+            except ImportError as problem:
+                print(f"warning: {problem}", file=sys.stderr)
     if results.rows:
         terminal.show(results)
     if results.telling:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -50,15 +51,28 @@ def refuse(sentence: str) -> NoReturn:
 
 
 def say(sentence: str) -> None:
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+    with suppress(BrokenPipeError):  # where nobody reads it the exit code says it
+        print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
 
 
 class Commands(TyperGroup):
     """What the command line itself does not know is one sentence, too."""
 
     def main(self, args: Sequence[str] | None = None, *more: Any, **settings: Any) -> Any:
+        @in_a_sentence
+        def run() -> Any:
+            code = super(Commands, self).main(args, *more, **{**settings, "standalone_mode": False})
+            if sys.stdout is not None:
+                sys.stdout.flush()  # while it can still be said that it failed
+            return code
+
         try:
-            code = super().main(args, *more, **{**settings, "standalone_mode": False})
+            code = run()
+        except typer.Exit as ended:
+            code = ended.exit_code
+        except SystemExit:  # of the help, which nobody has read to its end
+            code = 141
+            sys.stdout = None
         except Exception as problem:
             # errors of usage are of a click that typer takes or brings, as its version is
             if not hasattr(problem, "format_message"):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from adapos.encoding import Keys, PositionalEncoding, Tokens
+from adapos.encoding import Keys, PositionalEncoding, Shape, Tokens
 from adapos.kernels import Call
 from adapos.layout import Layout
 from adapos.model.layer import allowed, begun
@@ -87,12 +87,7 @@ def sketch(encoding: PositionalEncoding, size: Size) -> Call:
     longest = encoding.promises.longest
     if longest is not None and size.length > longest:
         raise ValueError(f"{label(encoding)!r} takes ids below {longest}, and length {size.length} goes past them")
-    widest = max(encoding.shape.width, encoding.shape.heads * encoding.shape.head_width)
-    if size.bytes(widest) >= LARGEST:
-        raise ValueError(
-            f"a batch of {size.batch} with length {size.length} and width {widest} must be below 2^63 bytes, or torch "
-            "cannot count them; ask for less"
-        )
+    countable(size, encoding.shape)
     # ever more for real: nothing, the first hook, everything
     for begins, attends in ((False, False), (True, False)):
         try:
@@ -100,6 +95,15 @@ def sketch(encoding: PositionalEncoding, size: Size) -> Call:
         except RuntimeError:  # a fake tensor was asked for its numbers
             continue
     return _call(encoding, size, begins=True, attends=True)
+
+
+def countable(size: Size, shape: Shape) -> None:
+    widest = max(shape.width, shape.heads * shape.head_width)
+    if size.bytes(widest) >= LARGEST:
+        raise ValueError(
+            f"a batch of {size.batch} with length {size.length} and width {widest} must be below 2^63 bytes, or torch "
+            "cannot count them; ask for less"
+        )
 
 
 def _call(encoding: PositionalEncoding, size: Size, *, begins: bool, attends: bool) -> Call:

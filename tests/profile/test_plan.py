@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from adapos import cli, specs
+from adapos import cli, sketch, specs
 from adapos.encoding import Shape
 from adapos.model import Decoder
 from adapos.profile import measure, plan
@@ -118,7 +118,7 @@ def test_a_plan_that_cannot_be_run_is_refused_before_it_runs(changes: dict[str, 
 def test_times_of_the_interpreter_are_refused(
     device: str, backend: str, interpreted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "available", torch.device)
+    monkeypatch.setattr(sketch, "available", torch.device)
     asked = {"encodings": (), "device": device, "backend": backend}
     replace(SMALL, **asked)
     monkeypatch.setattr(plan, "INTERPRETED", True)

@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from adapos import cli
-from adapos.profile import machine, measure, rows, work
+from adapos.profile import machine, measure, page, rows, work
 from adapos.profile.plan import PLAIN, Plan
+from adapos.profile.rows import Results
 
 TINY = ["--lengths", "16,32", "--heads", "2", "--head-width", "8", "--repeats", "2", "--threads", "1", "--no-memory"]
 SPECS = ["rope", "kerple + dape(kernel=3)", "tape"]
@@ -206,6 +207,10 @@ def test_without_plotly_all_but_the_page_is_saved(place: Path, monkeypatch: pyte
         (["--what", "speed"], "what must be some of forward, training, decode, model, and 'speed' is none of them"),
         (["--kv-heads", "3"], "heads (2) must be a multiple of kv_heads (3)"),
         (["--backend", "fast"], "no backend is called 'fast'; there are auto, "),
+        (
+            ["--batch", str(2**20), "--head-width", str(2**16), "--lengths", "4194304", "--heads", str(2**16)],
+            "a batch of",
+        ),
         (["--size", "1b"], "profile: size must be one of '10m', '125m', '350m', not '1b'"),
         (["--device", "nowhere"], "device 'nowhere' is not available on this machine; try 'cpu'"),
         (["--device", "cudaa"], "no device is called 'cudaa'; did you mean 'cuda'?"),
@@ -233,7 +238,7 @@ def test_values_that_no_option_can_have_end_with_2(option: str, value: str) -> N
     assert option in result.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_saves_the_repeats_that_are_whole(
     number: signal.Signals, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,4 +279,28 @@ def test_a_run_interrupted_at_once_leaves_an_earlier_profile_alone(
         with monkeypatch.context() as patch:
             patch.setattr(measure, at, stop)
             assert run("--encodings", "rope", "--what", "forward").exit_code == 130
+            assert run("--encodings", "rope", "--what", "forward", "--out", "none").exit_code == 130
     assert (place / "profile" / "profile.json").read_text() == before
+    assert not (place / "none").exists()
+
+
+def test_a_run_that_is_killed_leaves_no_page_of_an_earlier_one(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(results: Results) -> str:
+        raise AssertionError
+
+    assert run("--encodings", "rope", "--what", "forward").exit_code == 0
+    monkeypatch.setattr(page, "page", killed)
+    run("--encodings", "alibi", "--what", "forward")
+    assert {path.name for path in (place / "profile").iterdir()} == {"profile.json", "profile.csv"}
+
+
+def test_who_asks_for_an_end_twice_gets_a_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = page.page
+
+    def asked_again(results: Results) -> str:
+        signal.raise_signal(signal.SIGINT)
+        return real(results)
+
+    monkeypatch.setattr(page, "page", asked_again)
+    assert run("--encodings", "rope", "--what", "forward").exit_code == 0
+    assert Path("profile/profile.html").read_text(encoding="utf-8").endswith("</html>\n")

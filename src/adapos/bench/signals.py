@@ -21,11 +21,20 @@ def stop(number: int, frame: Any) -> NoReturn:
     raise Stopped(number)
 
 
+def endings() -> list[int]:
+    """SIGTERM, SIGINT, and SIGHUP of a terminal that went away, unless nohup has it ignored."""
+    found: list[int] = [signal.SIGTERM, signal.SIGINT]
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
+        found.append(hangup)
+    return found
+
+
 @contextmanager
 def heard(asked: Callable[[int, Any], object]) -> Iterator[None]:
-    """`asked` is called with the number of SIGTERM or SIGINT."""
+    """`asked` is called with the number of a signal that asks for an end."""
     try:
-        before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, asked) for number in endings()}
     except ValueError:  # not in the main thread, where no signal arrives
         yield
         return

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from adapos import registry
+from adapos import registry, sketch
 from adapos.encoding import PositionalEncoding, Shape
 from adapos.hints import meant
 from adapos.kernels import named
 from adapos.kernels.triton import INTERPRETED
-from adapos.sketch import available
 
 PLAIN = "plain"  # what every ratio is to
 
@@ -69,13 +68,15 @@ class Plan:
         registry.one_of("profile", "size", self.size, tuple(SIZES))
         if self.backend != "auto":
             named(self.backend)
-        if available(self.device).type not in ("cpu", "cuda"):
+        if sketch.available(self.device).type not in ("cpu", "cuda"):
             raise ValueError(f"device must be cpu or cuda, not {self.device!r}: others are not timed yet")
         if INTERPRETED and (self.backend == "triton" or (self.on_gpu and self.backend == "auto")):
             raise ValueError(
                 "TRITON_INTERPRET must not be on: Triton's interpreter would run the kernels in place of a GPU, and "
                 "its times say nothing; unset it, or choose another backend than 'triton'"
             )
+        for what, length in self.groups:
+            sketch.countable(sketch.Size(self.batch, length, self.type, self.device, causal=True), self.shape(what))
         # an encoding that cannot be built is found now, not after an hour
         for what in self.what:
             for spec in self.encodings:

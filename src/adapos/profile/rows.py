@@ -8,6 +8,7 @@ import json
 import statistics
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -120,12 +121,13 @@ def _cell(value: Any) -> str:
 
 
 class Folder:
-    """Where results are kept."""
+    """Where results are kept. One that was made for nothing goes again."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
         if not path:
             raise ValueError("out must name a folder, and '' names none; write . for this one")
+        self.made = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
@@ -139,7 +141,17 @@ class Folder:
                 f"out ({path}) must be a folder that can be written to: {problem.strerror}; choose another"
             ) from None
 
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.made:
+            with suppress(OSError):  # it holds something
+                self.path.rmdir()
+
     def keep(self, results: Results) -> None:
+        # that of an earlier run, which these files would not go with
+        (self.path / "profile.html").unlink(missing_ok=True)
         self.write("profile.json", results.to_json())
         self.write("profile.csv", results.to_csv())
 
