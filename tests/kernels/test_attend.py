@@ -120,6 +120,8 @@ DENSE = Layout.dense(2, 6)
     [
         ({"q": Q[0]}, r"q must have shape \(batch, heads, tokens, width\), not \(4, 6, 8\)"),
         ({"v": V[..., None]}, r"v must have shape \(batch, heads, tokens, width\), not \(2, 2, 6, 5, 1\)"),
+        ({"q": Q.numpy()}, "q must be a tensor, not ndarray; torch.as_tensor makes one"),
+        ({"v": V.to_sparse()}, "v must be a dense tensor, not one of torch.sparse_coo; make it one"),
         ({"k": K.long()}, "k must be of a floating dtype, not torch.int64"),
         ({"q": Q[:, :, :0]}, r"q of shape \(2, 4, 0, 8\) is empty; every size must be at least 1"),
         ({"q": Q[:0]}, r"q of shape \(0, 4, 6, 8\) is empty"),

@@ -62,6 +62,10 @@ class Call:
         cls, q: Tensor, k: Tensor, v: Tensor, layout: Layout, pairs: Pairs, scale: float | None, dropout: float
     ) -> Call:
         for name, x in (("q", q), ("k", k), ("v", v)):
+            if not isinstance(x, Tensor):
+                raise ValueError(f"{name} must be a tensor, not {type(x).__name__}; torch.as_tensor makes one")
+            if x.layout != torch.strided:
+                raise ValueError(f"{name} must be a dense tensor, not one of {x.layout}; make it one")
             if x.ndim != 4:
                 raise ValueError(f"{name} must have shape (batch, heads, tokens, width), not {tuple(x.shape)}")
             if not x.is_floating_point():
