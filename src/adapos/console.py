@@ -90,11 +90,14 @@ def unknown(problem: Any, given: Sequence[str]) -> str:
     for theirs, ours in (("Value error, ", ""), (": Input should", ": it should"), (". Did you", "; did you")):
         said = said.replace(theirs, ours)
     options = getattr(getattr(problem, "param", None), "opts", ())
+    values = []
     for word, after in zip(given, [*given[1:], None], strict=True):
         name, equals, attached = word.partition("=")
-        value = attached if equals else after
-        if name in options and value is not None and repr(value) not in said:
-            said += f", and {value!r} was given"
+        if name in options:
+            values.append(attached if equals else after)
+    # of those that an option is given the last counts
+    if values and values[-1] is not None and repr(values[-1]) not in said:
+        said += f", and {values[-1]!r} was given"
     # that of an option without a value is not told
     command = f"adapos {given[0]}" if problem.ctx is None else problem.ctx.command_path
     return f"{said[:1].lower()}{said[1:]}; see `{command} --help`"
