@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import adapos
 from adapos import Keys, Layout, Pairs, PositionalEncoding, Promises, Shape, Tokens
 from adapos.layout import ALL
-from adapos.pairs import Bias, Grid, Ramp, wide
+from adapos.pairs import Bias, DistanceTable, Grid, Ramp, wide
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -239,6 +239,22 @@ class WholeRows(Bias):
         return -self.slope[:, None, None] * layout.distance().abs()
 
 
+@dataclass(frozen=True, eq=False)
+class Rescaled(DistanceTable):
+    """Rows that are not those of the table, which is what fused backends read, unless it is of doubles."""
+
+    def rows(self, layout: Layout, rows: slice = ALL) -> Tensor:
+        return super().rows(layout, rows) * (1 if self.table.dtype == torch.float64 else 2)
+
+
+class MisleadsKernels(PositionalEncoding):
+    biases = True
+
+    def pairs(self, layer: int, q: Tensor, keys: Keys, layout: Layout) -> Pairs:
+        distance = layout.distances().abs().to(wide(q).dtype).expand(self.shape.heads, -1)
+        return Pairs((Rescaled(-0.1 * distance / (1 if q.dtype == torch.float64 else 2), zero=layout.ahead),))
+
+
 class IgnoresRows(PositionalEncoding):
     biases = True
 
@@ -267,6 +283,7 @@ BROKEN: list[tuple[type[PositionalEncoding], set[str]]] = [
     (OverflowsHalf, {"precision"}),
     (NeedsTwoTokens, {"packing", "lengths", "backends"}),
     (IgnoresRows, {"backends"}),
+    (MisleadsKernels, {"single", "precision"}),
 ]
 
 

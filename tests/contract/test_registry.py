@@ -67,6 +67,7 @@ TOGETHER = [
     "alibi + dape(width=4)",
     "kerple + dape(zero=True)",
     "kerple + dape(kernel=5)",
+    "fire + dape(kernel=7)",
     "kerple(form='power') + dape",
     "alibi(learned=True) + dape",
     "rope + dape",
@@ -124,7 +125,7 @@ def test_every_registered_encoding_is_held_to_the_contract() -> None:
 def test_the_report_names_every_promise_with_its_error_and_verdict() -> None:
     report = adapos.check("learned(longest=40)")
     verdicts = {finding.promise: finding.verdict for finding in report}
-    assert len(verdicts) == len(report.findings) == 16
+    assert len(verdicts) == len(report.findings) == 17
     assert verdicts["relative"] == verdicts["longest"] == "exempt"
     assert verdicts["decoding"] == verdicts["backends"] == "held"
     assert bool(report)
