@@ -63,6 +63,18 @@ def test_without_the_native_kernel_tiles_run_instead_and_the_reason_is_told(monk
         attend(a.q, a.k, a.v, a.layout, a.pairs, backend="native")
 
 
+def test_sizes_of_terms_may_be_symbols_of_a_compiler() -> None:
+    a, known = Attention.make("nothing", "dense", dtype=torch.float32), torch.randn(4, 9)
+    torch._dynamo.reset()
+    torch._dynamo.maybe_mark_dynamic(known, 0)
+
+    def run(known: Tensor) -> Tensor:
+        return attend(a.q, a.k, a.v, a.layout, Pairs((DistanceTable(known),)), backend="reference")
+
+    compiled = torch.compile(run, backend="eager", fullgraph=True)
+    assert apart(compiled(known), run(known)) < 1e-6
+
+
 def test_auto_takes_the_first_that_does_not_refuse() -> None:
     for name in ("nothing", "table", "mix 3 residual", "cope"):
         a = Attention.make(name, "documents")

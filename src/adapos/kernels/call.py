@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -43,12 +44,7 @@ class Call:
     @property
     def transformed(self) -> bool:
         """Whether torch.func or forward-mode differentiation looks through the tensors."""
-        if torch.compiler.is_compiling():
-            return False
-        tensors = (self.q, self.k, self.v, *self.pairs.tensors())
-        if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-            return True
-        return any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors)
+        return seen_through((self.q, self.k, self.v, *self.pairs.tensors()))
 
     def with_padding_zeroed(self) -> Call:
         """A weight of zero does not hide a NaN; for backends that multiply padding by it."""
@@ -119,6 +115,17 @@ class Call:
         return cls(q, k, v, layout, pairs, q.shape[3] ** -0.5 if scale is None else float(scale), dropout)
 
 
+def seen_through(tensors: Iterable[Tensor]) -> bool:
+    """Whether torch.func, forward-mode differentiation or a batch of gradients looks through them."""
+    if torch.compiler.is_compiling():
+        return False
+    tensors = tuple(tensors)
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        return True
+    functorch = torch._C._functorch
+    return any(functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x) for x in tensors)
+
+
 class Backend(Protocol):
     name: str
 
@@ -137,7 +144,11 @@ def check_term(term: Term, q: Tensor, k: Tensor) -> None:
         label = f"{type(term).__name__}.{name}"
         if x.device != q.device:
             raise ValueError(f"{label} is on {x.device} and q on {q.device}; move them to one device")
-        fits = x.ndim == len(size) and all(want in (None, have) for want, have in zip(size, x.shape, strict=True))
+        fits = x.ndim == len(size) and all(
+            # no `in`, which a compiler takes for False where a size is symbolic
+            want is None or want == have
+            for want, have in zip(size, x.shape, strict=True)
+        )
         if not fits:
             wanted = ", ".join("any" if want is None else str(want) for want in size)
             raise ValueError(f"{label} must have shape ({wanted}), not {tuple(x.shape)}")

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from adapos.kernels.call import OPAQUE, seen_through
+
 PLACES = ("q_pos", "k_pos", "q_doc", "k_doc")
 Forward = Callable[..., tuple[Tensor, Tensor]]
 Backward = Callable[..., list[Tensor]]
@@ -90,6 +92,8 @@ class Operator:
         nothing = (None,) * self.settings
         if grad is None:
             return (*(None for _ in ctx.there), *nothing)
+        if seen_through([grad]):
+            raise RuntimeError(f"backend {self.name!r} cannot run this backward pass: {OPAQUE}")
         out, ends, *kept = ctx.saved_tensors
         rest = iter(kept)
         tensors = [next(rest) if there else None for there in ctx.there]

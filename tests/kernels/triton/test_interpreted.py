@@ -15,9 +15,11 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from torch._dynamo.compiled_autograd import _enable
+from torch.autograd import forward_ad
 
 from adapos import Layout, Pairs, SelfAttention, attend, kernels
 from adapos.kernels import triton
+from adapos.kernels.triton import sizes
 from adapos.model import Cache, Decoder
 from adapos.pairs import DistanceTable, HeadMix, Ramp
 from cases import LAYOUTS, SHAPE, VOCABULARY, Attention, Draw, apart, text
@@ -171,6 +173,15 @@ def test_gradients_in_float16_keep_their_digits_where_many_heads_share_keys() ->
     q = a.q.detach().clone()
     q[..., 0] *= 16
     assert max(in_float16(replace(a, q=q.requires_grad_()), torch.ones(()))) < 2
+
+
+@pytest.mark.parametrize("by", [1e4, 1e-4, 1e-6])
+def test_gradients_in_float16_keep_their_digits_chunk_by_chunk(by: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = Attention.make("table", "dense", batch=1, length=128, heads=2, groups=1, values=16, dtype=torch.float16)
+    monkeypatch.setattr(sizes, "LOGITS", 2 * 128 * 16)
+    monkeypatch.setattr(sizes, "CUT", 16)
+    assert len(sizes.chunks(1, 128, 128, heads=2, numbers=2, least=0, start=0, window=0, causal=True)) == 8
+    assert max(in_float16(a, torch.tensor(by))) < 1.5
 
 
 def test_gradients_in_float16_keep_their_digits_beside_rows_that_see_nothing() -> None:
@@ -483,6 +494,35 @@ def test_gradients_of_gradients_are_refused() -> None:
     (grad,) = torch.autograd.grad(out.square().sum(), a.q, create_graph=True)
     with pytest.raises(RuntimeError, match="the triton kernel gives gradients, but no gradients of gradients"):
         grad.sum().backward()
+
+
+def jets(out: torch.Tensor, inputs: list[torch.Tensor], grad: torch.Tensor) -> None:
+    with forward_ad.dual_level():
+        torch.autograd.grad(out, inputs, forward_ad.make_dual(grad, grad))
+
+
+def batches(out: torch.Tensor, inputs: list[torch.Tensor], grad: torch.Tensor) -> None:
+    torch.autograd.grad(out, inputs, torch.stack([grad, grad]), is_grads_batched=True)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize("ask", [jets, batches])
+@pytest.mark.parametrize("backend", ["triton", "native"])
+def test_what_looks_through_gradients_alone_is_refused(backend: str, ask: Callable[..., None]) -> None:
+    a = Attention.make("table", "dense", length=5, dtype=torch.float32)
+    out = attend(a.q, a.k, a.v, a.layout, a.pairs, backend=backend)
+    with pytest.raises(RuntimeError, match=f"'{backend}' cannot run this backward pass: torch.func and forward-mode"):
+        ask(out, [a.q, a.k, a.v], torch.ones_like(out))
+
+
+def test_a_mix_may_have_no_channels() -> None:
+    a = Attention.make("nothing", "dense", length=9, dtype=torch.float32)
+    draw, heads = Draw(3, torch.float32), a.q.shape[1]
+    mix = HeadMix(draw(0, heads, 1), draw(0), draw(heads, 0, 1), draw(heads), form="residual")
+    a = replace(a, pairs=Pairs(mix=mix))
+    for x, true in zip(a.run("triton"), a.run("reference"), strict=True):
+        assert x.shape == true.shape
+        assert not x.numel() or apart(x, true) < 1e-5
 
 
 @pytest.mark.parametrize("pairs", ["table and ramp", "mix 3 residual"])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,8 +51,9 @@ def test_keys_that_no_query_of_a_chunk_sees_are_few_where_texts_are_many() -> No
     assert pairs < 1.3 * 64 * 1_024 * 1_025 / 2
 
 
-def test_a_token_of_each_of_many_texts_is_decoded_in_one_chunk() -> None:
+def test_a_token_of_each_text_is_decoded_in_one_chunk() -> None:
     assert len(chunks(64, 1, 8_192)) == 1
+    assert len(chunks(2, 1, 1_000_000)) == 1
 
 
 def test_sums_of_very_short_texts_fit_too() -> None:
@@ -152,6 +157,22 @@ def test_a_triton_of_another_name_has_an_unknown_version(monkeypatch: pytest.Mon
 def test_a_folder_that_is_called_triton_is_not_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adapos.kernels.triton.find_spec", lambda name: ModuleSpec(name, None, origin=None))
     assert installed() is None
+
+
+def test_a_triton_that_does_not_import_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").write_text("raise ImportError('libcuda.so.1 is missing')")
+    code = (
+        "import torch, adapos; q = torch.randn(1, 2, 5, 8)\n"
+        "try: adapos.attend(q, q, q, adapos.Layout.dense(1, 5), backend='triton')\n"
+        "except RuntimeError as problem: print(problem)"
+    )
+    away = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=away)
+    assert done.stdout == (
+        "backend 'triton' cannot run: Triton is installed and does not import (libcuda.so.1 is missing); "
+        "install it anew, or name another backend\n"
+    )
 
 
 @pytest.mark.parametrize(

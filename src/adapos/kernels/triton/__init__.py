@@ -28,7 +28,7 @@ def installed() -> tuple[int, ...] | None:
     """The version of Triton, told without loading it; None where it is not there."""
     try:
         found = find_spec("triton")
-    except ValueError:  # something else stands in its place
+    except (ValueError, ImportError):  # something else stands in its place, or in its way
         return None
     if found is None or found.origin is None:  # a folder that happens to be called so has no origin
         return None
@@ -98,7 +98,13 @@ class Triton:
         return 0 if call.pairs.terms else 2
 
     def __call__(self, call: Call) -> Tensor:
-        from adapos.kernels.triton.ops import fused
+        try:
+            from adapos.kernels.triton.ops import fused
+        except ImportError as problem:
+            raise RuntimeError(
+                f"backend 'triton' cannot run: Triton is installed and does not import ({problem}); install it anew, "
+                "or name another backend"
+            ) from problem
         from adapos.kernels.triton.terms import prepared
 
         call, layout = call.with_padding_zeroed(), call.layout

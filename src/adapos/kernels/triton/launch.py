@@ -135,8 +135,9 @@ class Kernel:
     def tuner(self, taken: Mapping[str, Any]) -> Any:
         """Triton's, around the kernel."""
         zeroed = [name for name in self.zeroed if taken[name] is not None]
-        # keyed by nothing: there is one for each kind
-        tuned = triton.autotune(self.configurations(taken, lanes()), [], reset_to_zero=zeroed)
+        # there is one for each kind; the key is for what Triton may keep on disk
+        key = [name for name in KIND if name in self.names]
+        tuned = triton.autotune(self.configurations(taken, lanes()), key, reset_to_zero=zeroed)
         return tuned(self.run)
 
 

@@ -6,8 +6,8 @@ backward    weigh -> logits    differentiate -> p, dlogit    unmix -> dS, dB    
 What is linear then, dq = dS k, dk = dS' q, dv = p' dout and sums of dB for ramps, torch does; `tally` for tables. Where
 nothing mixes heads there are neither `weigh` nor `unmix` and `learn`.
 
-dS is as wide as the texts' numbers. float16 knows none below 6e-8, so that it is stretched there by a power of two, as
-far as no product can overflow, and the products are shrunk again.
+dS and dout are as wide as the texts' numbers. float16 knows none below 6e-8, so that they are stretched there by a
+power of two, as far as no product can overflow, and the products are shrunk again.
 """
 
 from __future__ import annotations
@@ -110,6 +110,15 @@ def stretched(problem: Problem, grad: Tensor, sums: Tensor, rows: int) -> Tensor
     return torch.where(bound > 0, by, 1.0).reshape(1)
 
 
+def lifted(grad: Tensor, rows: int) -> tuple[Tensor, Tensor | float]:
+    """The gradient of the output stretched for sums over so many rows, each weighed 1 at most, and by how much."""
+    if grad.dtype != torch.float16:
+        return grad, 1.0
+    most = rows * torch.linalg.vector_norm(grad.nan_to_num(0.0, 0.0, 0.0), ord=math.inf, dtype=torch.float32)
+    by = torch.where(most > 0, (LARGEST / most).clamp(min=1).log2().floor().exp2(), 1.0).reshape(1)
+    return (grad * by).to(grad.dtype), by
+
+
 def backward(problem: Problem, grad: Tensor, ends: Tensor) -> dict[str, Tensor]:
     """The gradients of all tensors of the problem but ids and documents, by name."""
     q, k, v = problem.q, problem.k, problem.v
@@ -121,8 +130,10 @@ def backward(problem: Problem, grad: Tensor, ends: Tensor) -> dict[str, Tensor]:
     buffers = Buffers(problem, chunks)
     d_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     d_k, d_v = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
-    by = stretched(problem, grad, sums, max(len(chunk.rows) for chunk in chunks))
+    rows = max(len(chunk.rows) for chunk in chunks)
+    by = stretched(problem, grad, sums, rows)
     stretch = problem.scale * by
+    high_grad, lift = lifted(grad, rows * problem.heads // v.shape[1])
     total, atomic = Sums(problem), ATOMIC and not torch.are_deterministic_algorithms_enabled()
     for chunk in chunks:
         where = of_chunk(chunk, buffers.pitch)
@@ -146,10 +157,10 @@ def backward(problem: Problem, grad: Tensor, ends: Tensor) -> dict[str, Tensor]:
         seen, moved = (_of_groups(x, k)[..., : len(chunk.keys)] for x in (weights, d_scores))
         d_q[texts, :, rows] = (moved @ k[texts, :, keys]).view(d_q[texts, :, rows].shape)
         d_k[texts, :, keys] += moved.mT @ _of_groups(q[texts, :, rows], k)
-        d_v[texts, :, keys] += seen.mT @ _of_groups(grad[texts, :, rows], k)
+        d_v[texts, :, keys] += seen.mT @ _of_groups(high_grad[texts, :, rows], k)
         if problem.biased and d_biases is not None:
             total.of_biases(d_biases, chunk, where)
-    return {"q": (d_q / by).to(q.dtype), "k": (d_k / by).to(k.dtype), "v": d_v.to(v.dtype), **total.found}
+    return {"q": (d_q / by).to(q.dtype), "k": (d_k / by).to(k.dtype), "v": (d_v / lift).to(v.dtype), **total.found}
 
 
 def _of_groups(x: Tensor, k: Tensor) -> Tensor:

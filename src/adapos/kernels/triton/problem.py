@@ -99,7 +99,7 @@ class Problem:
         if self.w_out is None or self.b_in is None:
             return {}
         taps, heads, channels = self.w_out.shape
-        all_heads, all_channels = sizes.up(heads), sizes.whole(channels)
+        all_heads, all_channels = sizes.up(heads), sizes.whole(max(channels, 1))
         more_heads, more = all_heads - heads, all_channels - channels
         return {
             "w_score": None if self.w_score is None else F.pad(self.w_score, (0, more_heads, 0, more)).contiguous(),

@@ -44,7 +44,7 @@ def chunks(
         rows = min(queries, room, max(room // batch, CUT))
         if rows < queries:
             rows = max(rows // ROWS * ROWS or rows // LEAST * LEAST, LEAST)
-        rows = max(1, min(rows, FURTHEST // (heads * keys)))
+        rows = max(1, min(rows, queries, FURTHEST // (heads * keys)))
         texts = LOGITS // max(numbers * keys * rows, least * -(-rows // SPAN))
     texts = max(1, min(texts, DEEPEST // heads))
     found = []
