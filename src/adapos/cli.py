@@ -155,7 +155,12 @@ def profile(
     memory: Annotated[
         bool, typer.Option("--memory/--no-memory", help="Measure memory too, in a process for each.")
     ] = True,
-    out: Annotated[str, typer.Option(help="Folder for profile.json, profile.csv and profile.html.")] = "profile",
+    out: Annotated[
+        str,
+        typer.Option(
+            help="Folder for profile.json, profile.csv and profile.html, which replace those of an earlier run."
+        ),
+    ] = "profile",
 ) -> None:
     """Measure what encodings cost on this machine, beside plain attention: time, memory and arithmetic."""
     asked = plan.Plan(
@@ -196,9 +201,9 @@ def profile(
     for warning in filter(None, (words.failures(results), words.warning(results))):
         print(f"warning: {warning}", file=sys.stderr)
     if results.lost:
-        refuse(words.ended(results))
+        refuse(words.ended(results) + folder.spared())
     if not results.finished:
-        print(words.ended(results), file=sys.stderr)
+        print(words.ended(results) + folder.spared(), file=sys.stderr)
         raise typer.Exit(130)
     if why := words.nothing(results):
         refuse(why)

@@ -284,6 +284,30 @@ def test_a_run_interrupted_at_once_leaves_an_earlier_profile_alone(
     assert not (place / "none").exists()
 
 
+def test_a_whole_profile_makes_way_for_another_whole_one_only(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, earlier = place / "profile", "profile-earlier.json"
+    assert run("--encodings", "rope", "--what", "forward").exit_code == 0
+    first = (folder / "profile.json").read_text()
+    real = measure.Group.say
+
+    def stopped(group: measure.Group, spec: str, about: str = "") -> None:
+        real(group, spec, about)
+        if group.length == 32:
+            raise KeyboardInterrupt
+
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(measure.Group, "say", stopped)
+            result = run("--encodings", "alibi", "--what", "forward")
+        assert result.exit_code == 130
+        said = f"interrupted: the rest was not measured; the whole profile that was here before is profile/{earlier}\n"
+        assert result.stderr.endswith(said)
+        assert (folder / earlier).read_text() == first
+        assert "alibi" in (folder / "profile.json").read_text()
+    assert run("--encodings", "alibi", "--what", "forward").exit_code == 0
+    assert {path.name for path in folder.iterdir()} == {"profile.json", "profile.csv", "profile.html"}
+
+
 def test_a_run_that_is_killed_leaves_no_page_of_an_earlier_one(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(results: Results) -> str:
         raise AssertionError

@@ -18,6 +18,7 @@ from adapos.profile.machine import Machine
 from adapos.profile.plan import PLAIN
 
 NOISE = 0.15  # a spread above this is noise
+FILES = ("profile.json", "profile.csv", "profile.html")
 QUARTERS = 5  # repeats from which the spread is that of the middle half
 
 
@@ -121,13 +122,16 @@ def _cell(value: Any) -> str:
 
 
 class Folder:
-    """Where results are kept. One that was made for nothing goes again."""
+    """Where results are kept. One that was made for nothing goes again.
+
+    A whole profile makes way for another whole one only: until then it waits as `profile-earlier`.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
         if not path:
             raise ValueError("out must name a folder, and '' names none; write . for this one")
-        self.made = not self.path.exists()
+        self.made, self.kept = not self.path.exists(), False
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
@@ -150,10 +154,37 @@ class Folder:
                 self.path.rmdir()
 
     def keep(self, results: Results) -> None:
-        # that of an earlier run, which these files would not go with
-        (self.path / "profile.html").unlink(missing_ok=True)
+        if not self.kept:
+            self.set_aside()
+        self.kept = True
         self.write("profile.json", results.to_json())
         self.write("profile.csv", results.to_csv())
+        if results.finished:
+            for name in FILES:
+                self.earlier(name).unlink(missing_ok=True)
+
+    def set_aside(self) -> None:
+        """Files of two runs would not go together."""
+        if self.whole():
+            for name in FILES:
+                with suppress(FileNotFoundError):
+                    (self.path / name).replace(self.earlier(name))
+        (self.path / "profile.html").unlink(missing_ok=True)
+
+    def whole(self) -> bool:
+        """Whether it holds a profile whose run came to its end."""
+        try:
+            return Results.from_json((self.path / "profile.json").read_text(encoding="utf-8")).finished
+        except (OSError, ValueError, TypeError, KeyError):  # none, or no profile
+            return False
+
+    def spared(self) -> str:
+        """Where a whole profile waits, or nothing."""
+        place = self.earlier("profile.json")
+        return f"; the whole profile that was here before is {place}" if place.exists() else ""
+
+    def earlier(self, name: str) -> Path:
+        return self.path / name.replace("profile", "profile-earlier")
 
     def write(self, name: str, text: str) -> None:
         files.write(self.path / name, text)
