@@ -565,6 +565,25 @@ def test_the_installed_command_dies_of_an_interrupt_in_silence(write: Callable[[
     assert (process.returncode, out, err) == (130, "", "")
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="signals differ")
+def test_an_interrupt_while_the_library_is_loaded_ends_it_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("print('loading', flush=True)\nimport time\ntime.sleep(60)\n")
+    with subprocess.Popen(
+        [ADAPOS, "encodings"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (-signal.SIGINT, "", "")
+
+
 def test_the_cpu_has_two_names() -> None:
     assert run("kernels", "kerple + dape", "--device", "cpu:0").stdout == run("kernels", "kerple + dape").stdout
 

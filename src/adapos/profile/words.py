@@ -75,12 +75,15 @@ def refusals(rows: list[Row]) -> list[str]:
 
 
 def notes(rows: list[Row]) -> list[str]:
-    """'learned at 4096 tokens: ...', each note once with all its lengths."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """'learned at 4096 tokens: ...', each note once with all its lengths and the encodings that share them."""
+    lengths: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:
         if row.note:
-            found.setdefault((row.encoding, row.note), []).append(str(row.length))
-    return [f"{encoding} at {', '.join(dict.fromkeys(at))} tokens: {note}" for (encoding, note), at in found.items()]
+            lengths.setdefault((row.encoding, row.note), {})[str(row.length)] = None
+    found: dict[tuple[str, str], list[str]] = {}
+    for (encoding, note), at in lengths.items():
+        found.setdefault((", ".join(at), note), []).append(encoding)
+    return [f"{', '.join(named)} at {at} tokens: {note}" for (at, note), named in found.items()]
 
 
 def nothing(results: Results) -> str:
