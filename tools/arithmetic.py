@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import re
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,5 +264,6 @@ def written(page: str) -> str:
 
 
 if __name__ == "__main__":
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     print(PAGE)

@@ -93,13 +93,16 @@ def main() -> None:
 
 def compare() -> None:
     """What another Triton makes of the kernels of one model."""
-    written, some = read(), list(cases(some=True))
+    written, some, same = read(), list(cases(some=True)), True
     for case, now in zip(some, all_compiled(some), strict=True):
         then = vars(written[case])
         counted = {name: value for name, value in vars(now).items() if isinstance(value, int)}
         other = [f"{name} {value} (was {then[name]})" for name, value in counted.items() if value != then[name]]
         if other:
+            same = False
             print(f"{case.kernel}, {case.target}, k = {case.taps}, {case.tile}: {', '.join(other)}")
+    if same:
+        print(f"{len(some)} kernels need what the table says")
 
 
 def write(held: Mapping[Case, Resources]) -> None:

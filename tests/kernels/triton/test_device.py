@@ -35,7 +35,7 @@ def test_odd_lengths_are_right(pairs: str, length: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_halves_err_no_more_than_the_reference_does(dtype: torch.dtype) -> None:
+def test_halves_err_at_most_twice_as_much_as_the_reference(dtype: torch.dtype) -> None:
     assert judged("table and ramp", "dense", (2, 300, 8, 2, 64, 64), dtype) == {}
 
 
