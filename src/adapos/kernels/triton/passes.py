@@ -130,10 +130,10 @@ def backward(problem: Problem, grad: Tensor, ends: Tensor) -> dict[str, Tensor]:
     buffers = Buffers(problem, chunks)
     d_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     d_k, d_v = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
-    rows = max(len(chunk.rows) for chunk in chunks)
-    by = stretched(problem, grad, sums, rows)
+    tallest = max(len(chunk.rows) for chunk in chunks)
+    by = stretched(problem, grad, sums, tallest)
     stretch = problem.scale * by
-    high_grad, lift = lifted(grad, rows * problem.heads // v.shape[1])
+    high_grad, lift = lifted(grad, tallest * problem.heads // v.shape[1])
     total, atomic = Sums(problem), ATOMIC and not torch.are_deterministic_algorithms_enabled()
     for chunk in chunks:
         where = of_chunk(chunk, buffers.pitch)
