@@ -1,7 +1,7 @@
 """The contract that no encoding escapes: `check("kerple + dape")`, or an encoding of your own.
 
-Every promise is measured in double precision inside a small decoder whose weights are large enough for
-positions to matter, and whose positional parameters are moved off their starting values, so that nothing
+Promises are measured in double precision, but for those of lower ones, inside a small decoder whose weights are large
+enough for positions to matter, and whose positional parameters are moved off their starting values, so that nothing
 hides behind a zero.
 """
 
