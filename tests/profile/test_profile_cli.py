@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -238,6 +239,15 @@ def test_values_that_no_option_can_have_end_with_2(option: str, value: str) -> N
     assert option in result.stderr
 
 
+@pytest.fixture
+def terminal() -> Iterator[None]:
+    """One that may go away, though whoever runs the tests may have had hangups ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("terminal")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_saves_the_repeats_that_are_whole(
     number: signal.Signals, place: Path, monkeypatch: pytest.MonkeyPatch
@@ -264,6 +274,14 @@ def test_an_interrupted_run_saves_the_repeats_that_are_whole(
         (32, "rope", 1),
     ]
     assert (place / "profile" / "profile.html").exists()
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_run_that_ignores_hangups_goes_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    monkeypatch.setattr(measure.Group, "say", lambda *given: signal.raise_signal(signal.SIGHUP))
+    assert run("--encodings", "rope", "--what", "forward").exit_code == 0
+    assert json.loads((place / "profile" / "profile.json").read_text())["finished"]
 
 
 def test_a_run_interrupted_at_once_leaves_an_earlier_profile_alone(
