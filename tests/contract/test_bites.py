@@ -255,6 +255,20 @@ class MisleadsKernels(PositionalEncoding):
         return Pairs((Rescaled(-0.1 * distance / (1 if q.dtype == torch.float64 else 2), zero=layout.ahead),))
 
 
+class HasNoGradientInSingle(PositionalEncoding):
+    biases = True
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.slope = nn.Parameter(torch.ones(shape.heads))
+
+    def pairs(self, layer: int, q: Tensor, keys: Keys, layout: Layout) -> Pairs:
+        # a root of what is 0 in float32
+        root = (1 + self.slope * 1e-12 - 1).abs().sqrt()[:, None]
+        distance = layout.distances().abs().to(self.slope.dtype)
+        return Pairs((DistanceTable(-0.1 * self.slope[:, None] * distance - root, zero=layout.ahead),))
+
+
 class IgnoresRows(PositionalEncoding):
     biases = True
 
@@ -278,12 +292,13 @@ BROKEN: list[tuple[type[PositionalEncoding], set[str]]] = [
     (Undeclared, {"longest"}),
     (UnenforcedLimit, {"longest"}),
     (UndeclaredCausality, {"bidirectional"}),
-    (DividesByWhatItSees, {"backends", "blind"}),
+    (DividesByWhatItSees, {"backends", "single", "blind"}),
     (ForgetsToCast, {"precision"}),
     (OverflowsHalf, {"precision"}),
     (NeedsTwoTokens, {"packing", "lengths", "backends"}),
     (IgnoresRows, {"backends"}),
     (MisleadsKernels, {"single", "precision"}),
+    (HasNoGradientInSingle, {"single"}),
 ]
 
 

@@ -25,7 +25,7 @@ from adapos import Layout, Shape, attend, build, explain
 from adapos.kernels import BACKENDS
 from adapos.kernels.cpu import library
 from adapos.model import Decoder
-from adapos.pairs import Pairs
+from adapos.pairs import HeadMix, Pairs
 from cases import LAYOUTS, PAIRS, VOCABULARY, Attention, Draw, Sizes, apart, fire, head_mix, ramp, table, text
 from judge import EDGE, GROUPED, KNOWN, SIZES, SOME, Judge, attentions, made, operands
 
@@ -560,6 +560,19 @@ def test_strides_past_two_to_the_31_are_followed(dtype: torch.dtype) -> None:
             assert all(map(torch.equal, Attention(q, k, v, a.layout, a.pairs).run("native"), want))
 
 
+@pytest.mark.parametrize("kernel", [3, 7])
+def test_sums_over_many_taps_and_channels_keep_their_digits(kernel: int) -> None:
+    draw = Draw(dtype=torch.float32)
+    q, k, v = (draw(2, 4, 65, 8).detach() for _ in range(3))
+    weights = [draw.positive(128, 4, kernel), draw.positive(128), draw.positive(4, 128, kernel), draw(4)]
+    weights = [0.1 * x.detach() for x in weights]
+    pairs, exact = (Pairs((), HeadMix(*(x.to(kind) for x in weights), form="add")) for kind in (q.dtype, torch.float64))
+    layout = Layout.dense(2, 65)
+    truth = attend(q.double(), k.double(), v.double(), layout, exact, backend="reference")
+    found, usual = (apart(attend(q, k, v, layout, pairs, backend=name), truth) for name in ("native", "reference"))
+    assert found < 2 * usual
+
+
 def refused(a: Attention, **how: float) -> str | None:
     return dict(explain(a.q, a.k, a.v, a.layout, a.pairs, **how))["native"]
 
@@ -582,6 +595,8 @@ def test_what_it_cannot_run_it_refuses_in_one_sentence() -> None:
         assert refused(two) == refused(apart) == "it adds one Fire, of distances below 4194304"
     assert refused(single("mix 3 of grid")) == "it adds tables over distance, ramps and FIRE, and Grid is none of them"
     assert refused(single("cope")) == "of mixes it knows HeadMix alone, and Cope counts along whole rows"
+    mix = HeadMix(torch.ones(0, 4, 1), torch.ones(0), torch.ones(4, 0, 1), torch.ones(4), form="add")
+    assert refused(replace(single("table"), pairs=Pairs((), mix))) == "it mixes heads through one channel or more"
     assert refused(single("table"), dropout=0.1) == "it does not drop attention weights"
     a = single("fire")
     with pytest.raises(ValueError, match="backend 'native' cannot run this call: it has no gradients of Fire"):

@@ -269,3 +269,10 @@ def test_a_key_may_be_hidden_by_a_bias_that_is_mixed(kernel: int, causal: bool, 
     assert usual.isfinite().any()
     assert found.isfinite().equal(usual.isfinite())
     assert (found - usual).nan_to_num(0.0).abs().max() < 1e-5
+
+
+def test_tensors_that_a_transform_does_not_touch_may_stand_in_it() -> None:
+    usual = attend(Q, K, V, DENSE)
+    found = torch.func.vmap(lambda by: attend(Q, K, V, DENSE) * by)(torch.arange(3.0).to(Q))
+    assert apart(found[2], 2 * usual) < 1e-12
+    assert apart(torch.func.grad(lambda by: (attend(Q, K, V, DENSE) * by).sum())(Q.new_ones(())), usual.sum()) < 1e-12

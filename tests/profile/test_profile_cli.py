@@ -326,6 +326,44 @@ def test_a_whole_profile_makes_way_for_another_whole_one_only(place: Path, monke
     assert {path.name for path in folder.iterdir()} == {"profile.json", "profile.csv", "profile.html"}
 
 
+@pytest.mark.parametrize("held", ["null", "5", "[]", "{}", '"words"', "no json", "[" * 200_000])
+def test_what_is_no_profile_is_none_that_waits(place: Path, monkeypatch: pytest.MonkeyPatch, held: str) -> None:
+    folder = place / "profile"
+    folder.mkdir()
+    for name in ("profile.json", "profile-earlier.json"):
+        (folder / name).write_text(held)
+    seen: list[str] = []
+
+    def stopped(group: measure.Group, spec: str, about: str = "") -> None:
+        seen.append(spec)
+        if group.length == 32:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(measure.Group, "say", stopped)
+        result = run("--encodings", "rope", "--what", "forward")
+    assert seen
+    assert result.exit_code == 130
+    assert result.stderr.endswith("interrupted: the rest was not measured\n")
+    assert run("--encodings", "rope", "--what", "forward").exit_code == 0
+    assert (folder / "profile-earlier.json").read_text() == held
+
+
+def test_a_whole_profile_of_another_version_waits_too(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = place / "profile" / "profile.json"
+    assert run("--encodings", "rope", "--what", "forward").exit_code == 0
+    held = json.dumps(json.loads(path.read_text()) | {"format": 2, "colour": "blue"})
+    path.write_text(held)
+
+    def stopped(group: measure.Group, spec: str, about: str = "") -> None:
+        if group.length == 32:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure.Group, "say", stopped)
+    assert run("--encodings", "alibi", "--what", "forward").exit_code == 130
+    assert path.with_name("profile-earlier.json").read_text() == held
+
+
 def test_a_run_that_is_killed_leaves_no_page_of_an_earlier_one(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(results: Results) -> str:
         raise AssertionError

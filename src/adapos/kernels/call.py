@@ -43,8 +43,12 @@ class Call:
 
     @property
     def transformed(self) -> bool:
-        """Whether torch.func or forward-mode differentiation looks through the tensors."""
-        return seen_through((self.q, self.k, self.v, *self.pairs.tensors()))
+        """Whether torch.func, even around other tensors, or forward-mode differentiation looks through the call."""
+        if torch.compiler.is_compiling():
+            return False
+        return torch._C._are_functorch_transforms_active() or seen_through(
+            (self.q, self.k, self.v, *self.pairs.tensors())
+        )
 
     def with_padding_zeroed(self) -> Call:
         """A weight of zero does not hide a NaN; for backends that multiply padding by it."""

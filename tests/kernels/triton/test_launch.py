@@ -170,7 +170,7 @@ def test_a_triton_that_does_not_import_is_told_of(tmp_path: Path) -> None:
     away = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=away)
     assert done.stdout == (
-        "backend 'triton' cannot run: Triton is installed and does not import (libcuda.so.1 is missing); "
+        "backend 'triton' cannot run: Triton is installed and does not import (ImportError: libcuda.so.1 is missing); "
         "install it anew, or name another backend\n"
     )
 

@@ -34,6 +34,8 @@ class Native:
             return f"it adds one Fire, of distances below {FURTHEST}"
         if call.pairs.mix is not None and not isinstance(call.pairs.mix, HeadMix):
             return f"of mixes it knows HeadMix alone, and {type(call.pairs.mix).__name__} counts along whole rows"
+        if call.pairs.mix is not None and not call.pairs.mix.b_in.numel():
+            return "it mixes heads through one channel or more"
         if call.transformed:
             return OPAQUE
         if call.dropout:

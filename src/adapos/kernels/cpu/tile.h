@@ -392,8 +392,13 @@ struct Worker {
                 if (w_out && taps == 1) {
                     accumulate<M>(acc, W, w_out + h * W, W, 1, from + x, C);
                 } else if (w_out) {
-                    for (int64_t tap = 0; tap < taps; tap++)
-                        accumulate<M>(acc, W, w_out + (tap * H + h) * W, W, 1, from + x + tap - r, C);
+                    // a sum for each tap: one over all of them would lose digits as it grows
+                    for (int64_t tap = 0; tap < taps; tap++) {
+                        Vec part[M][2] = {};
+                        accumulate<M>(part, W, w_out + (tap * H + h) * W, W, 1, from + x + tap - r, C);
+#pragma GCC unroll 8
+                        for (int m = 0; m < M; m++) acc[m][0] += part[m][0], acc[m][1] += part[m][1];
+                    }
                 }
                 if (seen_here) {
                     const Mask left = load(seen_here + x), right = load(seen_here + x + LANES);

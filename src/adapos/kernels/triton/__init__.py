@@ -100,10 +100,10 @@ class Triton:
     def __call__(self, call: Call) -> Tensor:
         try:
             from adapos.kernels.triton.ops import fused
-        except ImportError as problem:
+        except Exception as problem:  # whatever a broken one raises
             raise RuntimeError(
-                f"backend 'triton' cannot run: Triton is installed and does not import ({problem}); install it anew, "
-                "or name another backend"
+                f"backend 'triton' cannot run: Triton is installed and does not import ({type(problem).__name__}: "
+                f"{problem}); install it anew, or name another backend"
             ) from problem
         from adapos.kernels.triton.terms import prepared
 

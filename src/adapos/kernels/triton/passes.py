@@ -7,7 +7,8 @@ What is linear then, dq = dS k, dk = dS' q, dv = p' dout and sums of dB for ramp
 nothing mixes heads there are neither `weigh` nor `unmix` and `learn`.
 
 dS and dout are as wide as the texts' numbers. float16 knows none below 6e-8, so that they are stretched there by a
-power of two, as far as no product can overflow, and the products are shrunk again.
+power of two, as far as that makes no product overflow, and the products are shrunk again. They are never shrunk
+beforehand: what is small in one text may stand beside something large in another.
 """
 
 from __future__ import annotations
