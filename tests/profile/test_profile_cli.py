@@ -302,10 +302,8 @@ def test_a_run_interrupted_at_once_leaves_an_earlier_profile_alone(
     assert not (place / "none").exists()
 
 
-def test_a_whole_profile_makes_way_for_another_whole_one_only(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, earlier = place / "profile", "profile-earlier.json"
-    assert run("--encodings", "rope", "--what", "forward").exit_code == 0
-    first = (folder / "profile.json").read_text()
+def interrupted(monkeypatch: pytest.MonkeyPatch, encoding: str) -> Result:
+    """A run that Ctrl-C ends at the second of its two lengths."""
     real = measure.Group.say
 
     def stopped(group: measure.Group, spec: str, about: str = "") -> None:
@@ -313,11 +311,19 @@ def test_a_whole_profile_makes_way_for_another_whole_one_only(place: Path, monke
         if group.length == 32:
             raise KeyboardInterrupt
 
+    with monkeypatch.context() as patch:
+        patch.setattr(measure.Group, "say", stopped)
+        result = run("--encodings", encoding, "--what", "forward")
+    assert result.exit_code == 130
+    return result
+
+
+def test_a_whole_profile_makes_way_for_another_whole_one_only(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, earlier = place / "profile", "profile-earlier.json"
+    assert run("--encodings", "rope", "--what", "forward").exit_code == 0
+    first = (folder / "profile.json").read_text()
     for _ in range(2):
-        with monkeypatch.context() as patch:
-            patch.setattr(measure.Group, "say", stopped)
-            result = run("--encodings", "alibi", "--what", "forward")
-        assert result.exit_code == 130
+        result = interrupted(monkeypatch, "alibi")
         said = f"interrupted: the rest was not measured; the whole profile that was here before is profile/{earlier}\n"
         assert result.stderr.endswith(said)
         assert (folder / earlier).read_text() == first
@@ -332,18 +338,8 @@ def test_what_is_no_profile_is_none_that_waits(place: Path, monkeypatch: pytest.
     folder.mkdir()
     for name in ("profile.json", "profile-earlier.json"):
         (folder / name).write_text(held)
-    seen: list[str] = []
-
-    def stopped(group: measure.Group, spec: str, about: str = "") -> None:
-        seen.append(spec)
-        if group.length == 32:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(measure.Group, "say", stopped)
-        result = run("--encodings", "rope", "--what", "forward")
-    assert seen
-    assert result.exit_code == 130
+    result = interrupted(monkeypatch, "rope")
+    assert json.loads((folder / "profile.json").read_text())["rows"]
     assert result.stderr.endswith("interrupted: the rest was not measured\n")
     assert run("--encodings", "rope", "--what", "forward").exit_code == 0
     assert (folder / "profile-earlier.json").read_text() == held
@@ -354,13 +350,7 @@ def test_a_whole_profile_of_another_version_waits_too(place: Path, monkeypatch: 
     assert run("--encodings", "rope", "--what", "forward").exit_code == 0
     held = json.dumps(json.loads(path.read_text()) | {"format": 2, "colour": "blue"})
     path.write_text(held)
-
-    def stopped(group: measure.Group, spec: str, about: str = "") -> None:
-        if group.length == 32:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(measure.Group, "say", stopped)
-    assert run("--encodings", "alibi", "--what", "forward").exit_code == 130
+    interrupted(monkeypatch, "alibi")
     assert path.with_name("profile-earlier.json").read_text() == held
 
 

@@ -121,6 +121,15 @@ def _cell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def whole(path: Path) -> bool:
+    """Whether a profile is there, of any version, whose run came to its end."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # none, or something else
+        return False
+    return isinstance(held, dict) and "rows" in held and held.get("finished") is True
+
+
 class Folder:
     """Where results are kept. One that was made for nothing goes again.
 
@@ -159,30 +168,22 @@ class Folder:
         self.kept = True
         self.write("profile.json", results.to_json())
         self.write("profile.csv", results.to_csv())
-        if results.finished and self.whole("profile-earlier.json"):
+        if results.finished and whole(self.earlier("profile.json")):
             for name in FILES:
                 self.earlier(name).unlink(missing_ok=True)
 
     def set_aside(self) -> None:
         """Files of two runs would not go together."""
-        if self.whole("profile.json"):
+        if whole(self.path / "profile.json"):
             for name in FILES:
                 with suppress(FileNotFoundError):
                     (self.path / name).replace(self.earlier(name))
         (self.path / "profile.html").unlink(missing_ok=True)
 
-    def whole(self, name: str) -> bool:
-        """Whether a profile is there, of any version, whose run came to its end."""
-        try:
-            held = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):  # none, or something else
-            return False
-        return isinstance(held, dict) and "rows" in held and held.get("finished") is True
-
     def spared(self) -> str:
         """Where a whole profile waits, or nothing."""
         place = self.earlier("profile.json")
-        return f"; the whole profile that was here before is {place}" if self.whole(place.name) else ""
+        return f"; the whole profile that was here before is {place}" if whole(place) else ""
 
     def earlier(self, name: str) -> Path:
         return self.path / name.replace("profile", "profile-earlier")
